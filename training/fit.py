@@ -84,10 +84,7 @@ class Fitted:
         return model.predict(rows, eps.to(device)).cpu().numpy()
 
     def log_likelihood(self, rows: Rows) -> Float64[np.ndarray, "N"]:
-        """Compute log-likelihoods for raw rows, in nats and the target's units.
-
-        The log-likelihood is log mean_k p(y | x, theta_k).
-        """
+        """Compute log mean_k p(y | x, theta_k) of raw rows, in nats and the target's units."""
         return self.score(rows)[1]
 
     def score(self, rows: Rows) -> tuple[AnyScores, Float64[np.ndarray, "N"]]:
@@ -279,25 +276,22 @@ class _Fits:
             name: fit_transform(name, self.splits, self.data) for name in kinds_for(self.data)
         }
         log.info("comparing target transforms (%s) by short fits", ", ".join(transforms))
-        results = {
-            name: self._held_out(transform, folder / f"{SHORT_FITS}{name}")
-            for name, transform in transforms.items()
-        }
+        likelihoods, errors = {}, {}
+        for name, transform in transforms.items():
+            trial = folder / f"{SHORT_FITS}{name}"
+            likelihoods[name], errors[name] = self._held_out(transform, trial)
         y = self.splits.validation.y.astype(np.float64)
-        constant_rmse = float(np.sqrt(np.square(y - self.splits.train.y.mean()).mean()))
-        means = {name: round(float(values.mean()), 4) for name, (values, _) in results.items()}
-        errors = {name: error for name, (_, error) in results.items()}
-        excluded = [
-            name for name, error in errors.items() if name != "none" and error > 2 * constant_rmse
-        ]
+        max_error = 2.0 * float(np.sqrt(np.square(y - self.splits.train.y.mean()).mean()))
         choice = best_transform(
-            {name: values for name, (values, _) in results.items() if name not in excluded}
+            {
+                name: values
+                for name, values in likelihoods.items()
+                if name == "none" or errors[name] <= max_error
+            }
         )
+        means = {name: round(float(values.mean()), 4) for name, values in likelihoods.items()}
         message = "target transform: %s (held-out log-likelihood in the target's units: %s)"
         log.info(message, choice, ", ".join(f"{name} {mean:.4g}" for name, mean in means.items()))
-        for name in excluded:
-            message = "transform %s excluded: its held-out RMSE is %.4g, that of a constant %.4g"
-            log.info(message, name, errors[name], constant_rmse)
         return transforms[choice], TransformChoice(chosen=choice, log_likelihood=means, rmse=errors)
 
     def _held_out(
