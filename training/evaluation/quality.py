@@ -107,13 +107,11 @@ class ServedPredictor:
         prediction = _by_group(self.model, prediction, rows, group_names)
         is_refused = ~np.isfinite(prediction.scores.by_name()[prediction.scores.overall])
         if is_refused.any():
-            log.warning(
+            message = (
                 "%s: %s of %s rows have results that are not finite; the service refuses them, and "
-                "they count as detected",
-                name,
-                is_refused.sum(),
-                len(rows),
+                "they count as detected"
             )
+            log.warning(message, name, is_refused.sum(), len(rows))
         calibration = self.model.calibration
         p_value = np.where(is_refused, 0.0, prediction.judged_p_values.p_value)
         usable = [fpr for fpr in FPRS if fpr >= calibration.smallest_fpr]
@@ -132,7 +130,6 @@ def _by_group(
 
 
 def main_figures(predicted: ServedPrediction, y: np.ndarray) -> dict[str, Figure]:
-    """Compute the main metrics of test predictions."""
     prediction = predicted.prediction
     if isinstance(prediction.scores, Scores):
         return class_figures(prediction.scores.probabilities, y)
@@ -311,11 +308,7 @@ class Quality:
 
 
 def disagreement(scores: AnyScores) -> float:
-    """Compute the share of the uncertainty that is due to disagreement between draws.
-
-    It is mean BALD / mean entropy, or mean epistemic variance / mean variance. It is 0 if all draws
-    agree.
-    """
+    """Compute mean BALD / mean entropy, or mean epistemic variance / mean variance."""
     if isinstance(scores, Scores):
         part, total = scores.bald, scores.entropy
     else:
@@ -352,10 +345,7 @@ def measure(model: Model, rows: Rows, data: Dataset, seed: int) -> Quality:
 
 
 def _find_reliable(test: Prediction) -> Bool[np.ndarray, "N"]:
-    """Mark unflagged rows with a probable label and a single-class prediction set.
-
-    The prediction set has a coverage of 95 %.
-    """
+    """Mark unflagged rows with a probable label and a single class in their 95 % set."""
     sets = test.prediction_sets(0.95)
     assert sets is not None
     assert isinstance(test.scores, Scores)
