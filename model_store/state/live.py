@@ -89,7 +89,7 @@ def _target_figures(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[
     }
 
 
-def wilson_interval(share: float, rows: int) -> tuple[float, float]:
+def wilson_interval(share: float, rows: float) -> tuple[float, float]:
     centre = (share + Z * Z / (2 * rows)) / (1 + Z * Z / rows)
     half = (
         Z * math.sqrt(share * (1 - share) / rows + Z * Z / (4 * rows * rows)) / (1 + Z * Z / rows)

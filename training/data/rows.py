@@ -279,20 +279,11 @@ class Dataset:
 
     def digest(self) -> str:
         """Compute the SHA-256 digest of all rows."""
-        described: dict[str, Any] = {
+        excluded: dict[str, Any] = {
             "columns": {"__all__": DESCRIPTIVE_FIELDS},
             **dict.fromkeys(FILE_FIELDS, True),
         }
-        spec = self.input.model_dump(exclude=described)
-        # Later manifest fields count only if they are set, so that old digests stay valid.
-        for column in spec["columns"]:
-            if column["kind"] == "categorical" and not column["indicator"]:
-                del column["indicator"]
-        if self.text is None:
-            del spec["text"]
-        if self.image is not None:
-            always = {"mode": self.image.mode, "resize": self.image.resize}
-            spec["image"] = always | self.image.model_dump(exclude_defaults=True)
+        spec = self.input.model_dump(exclude=excluded)
         digest = sha256(repr((spec, self.classes)).encode())
         for rows in (self.train, self.test):
             digest.update(np.ascontiguousarray(rows.x).data)

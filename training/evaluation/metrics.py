@@ -8,9 +8,8 @@ A record contains figures and facts about rows, and in `confidence_intervals` th
 figure by its name, or by its path if it is nested, such as `flagged.0.05`. Shares are from 0 to 1.
 
 Intervals have level `LEVEL`. They assume independent rows, and a fixed version and calibration.
-Shares use Clopper-Pearson intervals. AUROC and average precision use the intervals of Newcombe 2006
-and Wilson 1927, whose width is positive even for 0 or 1. All other figures use `RESAMPLES`
-bootstrap samples.
+Shares use Clopper-Pearson intervals. AUROC and average precision use Wilson's, whose width is
+positive even for 0 or 1. All other figures use `RESAMPLES` bootstrap samples.
 
 Shapes: K draws, N rows, C classes, P positive rows (outliers, errors). A regression's outputs are
 the mean and the log variance of each draw and row, in the units of the target or of the transformed
@@ -27,8 +26,8 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64, Int64, UInt16
-from scipy import optimize, sparse, stats
-from scipy.special import betaincinv, ndtr, ndtri
+from scipy import sparse, stats
+from scipy.special import betaincinv, ndtr
 from sklearn import metrics
 
 from model_store.inference.prediction import Prediction
@@ -45,8 +44,6 @@ CHUNK_NUMBERS = 4_000_000  # resamples x rows in one pass
 BINS = 15  # for confidences
 STEPS = 200  # of the integral on each side of a target
 MAX_STDS = 10.0  # range of the integral beyond the means, in standard deviations
-EDGE = 1e-12  # the root search stays this far from 0 and 1
-Z = float(ndtri((1.0 + LEVEL) / 2.0))
 
 Ends = tuple[float, float]
 Record = dict[str, Any]  # a part of `report.json`
@@ -355,20 +352,11 @@ def detection(positive: Positive, negative: Negative) -> Record:
 
 
 def auroc_interval(area: float, positive: int, negative: int) -> Ends:
-    """Compute a confidence interval for the AUROC by inverting a score test.
+    """Compute a confidence interval for the AUROC, whose width is positive even for 0 or 1.
 
-    Its width is positive even for an area of 0 or 1.
-
-    Newcombe, "Confidence intervals for an effect size measure based on the Mann-Whitney statistic.
-    Part 2", 2006, method 5.
+    It is a Wilson interval for as many rows as give the area's variance by Newcombe, "Confidence
+    intervals for an effect size measure based on the Mann-Whitney statistic. Part 2", 2006.
     """
     rows = (positive + negative) / 2.0 - 1.0
-
-    def excess(true: float) -> float:
-        spread = 1.0 + rows * (1.0 - true) / (2.0 - true) + rows * true / (1.0 + true)
-        variance = true * (1.0 - true) * spread / (positive * negative)
-        return float((true - area) ** 2 - Z * Z * variance)
-
-    low = 0.0 if area <= EDGE else optimize.brentq(excess, 0.0, min(area, 1.0 - EDGE))
-    high = 1.0 if area >= 1.0 - EDGE else optimize.brentq(excess, max(area, EDGE), 1.0)
-    return float(low), float(high)
+    spread = 1.0 + rows * (1.0 - area) / (2.0 - area) + rows * area / (1.0 + area)
+    return wilson_interval(area, positive * negative / spread)

@@ -1,10 +1,10 @@
 """Comparison of two versions on the same rows, by paired tests and intervals.
 
 Shares of rows use the exact, binomial test of McNemar ("Note on the sampling error of the
-difference between correlated proportions or percentages", 1947) and the interval of Tango
-("Equivalence test and confidence interval for the difference in proportions for the paired-sample
-design", 1998), which has a positive width even if the versions agree on every row. All other
-figures use the bootstrap, with the same samples of rows for both versions.
+difference between correlated proportions or percentages", 1947) and the interval of Bonett and
+Price ("Adjusted Wald confidence interval for a difference of binomial proportions based on paired
+data", 2012), which has a positive width even if the versions agree on every row. All other figures
+use the bootstrap, with the same samples of rows for both versions.
 
 Calibration errors are not compared, because chance raises them more for uncertain predictions.
 """
@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import stats
 
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
@@ -44,9 +44,8 @@ from training.folders import data_root
 from training.recipe import BETTER
 from training.versions import Parent, Provenance
 
-MIN_VARIANCE = 1e-12  # absorbs rounding
 ROUNDING = 1e-12
-EDGE = 1e-6  # the root search stays this far from -1 and 1
+Z = float(stats.norm.ppf((1.0 + LEVEL) / 2.0))
 TESTS = {"mcnemar": "McNemar, exact", "bootstrap": "bootstrap"}
 
 
@@ -77,29 +76,11 @@ class Pairs:
         rows = self.gained + self.lost
         return float(stats.binomtest(self.lost, rows).pvalue) if rows else 1.0
 
-    def score(self, difference: float) -> float:
-        """Compute Tango's score statistic for a hypothesised difference in proportions."""
-        n, b, c = self.rows, self.gained, self.lost
-        above = b - c - n * difference
-        if above == 0.0 or abs(difference) >= 1.0:
-            return math.copysign(math.inf, above) if above else 0.0
-        linear = (2.0 * n - b + c) * difference - b - c
-        constant = -c * difference * (1.0 - difference)
-        # The maximum-likelihood share of lost rows under the supposed difference.
-        share = (math.sqrt(max(linear**2 - 8.0 * n * constant, 0.0)) - linear) / (4.0 * n)
-        variance = n * (2.0 * share + difference * (1.0 - difference))
-        return above / math.sqrt(max(variance, MIN_VARIANCE))
-
     def interval(self) -> Ends:
-        z = float(stats.norm.ppf((1.0 + LEVEL) / 2.0))
-        estimate = (self.gained - self.lost) / self.rows
-        start, end = -1.0 + EDGE, 1.0 - EDGE
-        low, high = -1.0, 1.0
-        if estimate > start:
-            low = optimize.brentq(lambda d: self.score(d) - z, start, min(estimate, end))
-        if estimate < end:
-            high = optimize.brentq(lambda d: self.score(d) + z, max(estimate, start), end)
-        return float(low), float(high)
+        rows = self.rows + 2.0
+        gained, lost = (self.gained + 1.0) / rows, (self.lost + 1.0) / rows
+        half = Z * math.sqrt((gained + lost - (gained - lost) ** 2) / rows)
+        return max(-1.0, gained - lost - half), min(1.0, gained - lost + half)
 
 
 def difference(first: Figure, second: Figure, resamples: Resamples) -> Difference:

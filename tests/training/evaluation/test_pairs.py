@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import optimize, stats
+from scipy import stats
 
 from training.__main__ import main
 from training.evaluation.metrics import Mean, Resamples, Share
@@ -27,27 +27,8 @@ def test_mcnemars_test_doubles_a_binomial_tail(pairs):
     assert pairs.mcnemar() == pytest.approx(expected)
 
 
-@given(PAIRS, st.floats(-0.9, 0.9))
-def test_tangos_score_is_that_of_the_likeliest_shares(pairs, supposed):
-    n, b, c = pairs.rows, pairs.gained, pairs.lost
-
-    def loss(share):
-        rest = 1 - 2 * share - supposed
-        terms = ((b, share + supposed), (c, share), (n - b - c, rest))
-        return -sum(count * np.log(max(p, 1e-300)) for count, p in terms if count)
-
-    ends = max(0.0, -supposed), (1 - supposed) / 2
-    actual = optimize.minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": 1e-12})
-    share = min([*ends, actual.x], key=loss)
-    variance = n * (2 * share + supposed * (1 - supposed))
-    if variance > 1e-6:
-        assert pairs.score(supposed) == pytest.approx(
-            (b - c - n * supposed) / np.sqrt(variance), rel=1e-3, abs=1e-3
-        )
-
-
 @given(PAIRS)
-def test_tangos_interval_holds_what_was_found_and_has_a_length(pairs):
+def test_an_interval_holds_what_was_found_and_has_a_length(pairs):
     low, high = pairs.interval()
     actual = (pairs.gained - pairs.lost) / pairs.rows
     assert -1 <= low <= actual + 1e-9
