@@ -4,6 +4,7 @@ The provenance is stored under `training` in `manifest.json`.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,6 +15,7 @@ from model_store.artifacts.manifest import TOKENIZER, Description, Manifest
 from model_store.artifacts.store import LATEST, Artifact, ModelStore
 from model_store.errors import InvalidInput, StoreError
 from model_store.sources.columns import Columns
+from training import silence
 from training.data import Dataset, load, renumber
 from training.recipe import Recipe, override
 
@@ -213,25 +215,20 @@ def load_for(recipe: Recipe, root: Path, start: Parent | None) -> Dataset:
 
 
 def load_unfitted(recipe: Recipe, root: Path, columns: Columns, tokenizer: bytes | None) -> Dataset:
-    """Load held-out data in the format that the model's recipe expects.
+    """Load other data in the format that the model's recipe expects.
 
     The data are not split, so ids are optional and all rows can belong to one group.
     """
-
-    def read(without: str | None, **changes: str | None) -> Dataset:
-        section = recipe.data
-        ignored: dict[str, Any] = {name: "ignored" for name in (section.id, without) if name}
-        kinds = {"columns": ignored | section.columns}
-        section = section.model_copy(update={"id": None} | changes | kinds)
-        return load(recipe.model_copy(update={"data": section}), root, columns, tokenizer)
-
-    try:
-        return read(None)
-    except InvalidInput as error:
-        if error.field != "data.group":
-            raise
-    group, column = recipe.data.group, recipe.data.group_column
-    return read(group, group=None, calibration_group=column)
+    section = recipe.data
+    ignored: dict[str, Any] = {name: "ignored" for name in (section.id, section.group) if name}
+    changes = {
+        "id": None,
+        "group": None,
+        "calibration_group": section.group_column,
+        "columns": ignored | section.columns,
+    }
+    recipe = recipe.model_copy(update={"data": section.model_copy(update=changes)})
+    return load(recipe, root, columns, tokenizer)
 
 
 def fitted_data(parent: Parent, root: Path, source: str | None = None) -> Dataset:
@@ -249,6 +246,13 @@ def fitted_data(parent: Parent, root: Path, source: str | None = None) -> Datase
         actual = f"{data.digest()[:12]}... in {recipe.data.source}"
         raise InvalidInput("data.source", expected, actual)
     return data
+
+
+def load_if_fitted(parent: Parent, root: Path, source: str) -> Dataset | None:
+    """Load a source, or return None if the version was fitted on other data."""
+    with silence(), suppress(InvalidInput):
+        return fitted_data(parent, root, source)
+    return None
 
 
 def manifests(store: ModelStore, name: str) -> Iterator[Manifest]:

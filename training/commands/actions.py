@@ -209,7 +209,8 @@ def calibrate(options: argparse.Namespace) -> None:
 
     from training.publishing.derive import load_for_version, recalibrate, split_rows
 
-    data = load_for_version(parent, data_root(), options.data, options.target)
+    version = load_parent(parent, "model")
+    data = load_for_version(version, data_root(), options.data, options.target)
     share = len(data.rows) // 3
     detectors = parent.manifest.detectors
     reference, ranking = options.reference_rows, options.ranking_rows

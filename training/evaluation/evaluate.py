@@ -1,6 +1,5 @@
 """Evaluation of a published version (`dubito evaluate`)."""
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,6 +39,7 @@ from training.versions import (
     Parent,
     Provenance,
     fitted_data,
+    load_if_fitted,
     load_parent,
     load_unfitted,
     match_version,
@@ -180,30 +180,25 @@ def load_data(version: Parent, root: Path, source: str | None) -> tuple[Dataset,
     """Load a source for a version, and check whether the model was fitted on it."""
     if source is None:
         return fitted_data(version, root), True
-    recipe = override(version.recipe, source=source, leave_out=[])
+    fit_data = load_if_fitted(version, root, source)
+    if fit_data is not None:
+        return fit_data, True
+    recipe, fit_source = version.recipe, version.recipe.data.source
+    recipe = override(recipe, source=source, leave_out=[])
     loaded = load_unfitted(recipe, root, version.manifest.input.columns, version.tokenizer)
     unknown = [name for name in loaded.classes if name not in version.classes]
     data = match_version(leave_out(loaded, unknown), version.manifest, "--data")
-    facts, digest = Provenance.of(version.manifest), data.digest()
-    if facts.recalibrated is not None and digest == facts.recalibrated.data_digest:
-        message = "%s was calibrated on some of these rows: flag rates on new rows may differ"
-        log.info(message, version.label)
-    if digest == facts.data_digest:
-        return data, True
-    is_source = source == version.recipe.data.source
-    fit_data = None
-    if is_source or data.columns:
-        with silence(), suppress(InvalidInput):
-            fit_data = fitted_data(version, root)
-    if is_source and fit_data is not None:  # only left-out classes differ
-        return data, True
-    if is_source:
-        message = "%s has changed since %s was fitted on it: some test rows may be training rows"
-        log.info(message, source, version.label)
     if loaded.is_held_out and unknown:
         left_out = leave_out(replace(loaded, test=loaded.rows), unknown).left_out
         data = replace(data, left_out=left_out)
-    if fit_data is not None:
+    recalibrated = Provenance.of(version.manifest).recalibrated
+    if recalibrated is not None and data.digest() == recalibrated.data_digest:
+        message = "%s was calibrated on some of these rows: flag rates on new rows may differ"
+        log.info(message, version.label)
+    if source == fit_source:
+        message = "%s has changed since %s was fitted on it: some test rows may be training rows"
+        log.info(message, source, version.label)
+    elif data.columns and (fit_data := load_if_fitted(version, root, fit_source)) is not None:
         rows = data.rows if data.is_held_out else data.test
         counts = describe_duplicates(fit_data.train, {f"rows of {source}": rows})
         if counts:

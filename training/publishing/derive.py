@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from model_store.artifacts.manifest import GRAPHS, TOKENIZER, Manifest
+from model_store.artifacts.manifest import GRAPHS, Manifest
 from model_store.artifacts.store import Artifact, ModelStore
 from model_store.errors import InvalidInput
 from training import log
@@ -38,9 +38,9 @@ from training.versions import (
     Provenance,
     Pruning,
     Recalibration,
+    load_if_fitted,
     load_unfitted,
     match_version,
-    read_recipe,
     refuse_derived,
 )
 
@@ -91,19 +91,14 @@ def prune_version(
     return publish_draft(store, name, Draft(description, draft.files)), pruned
 
 
-def load_for_version(parent: Artifact, root: Path, source: str, target: str | None) -> Dataset:
-    """Load a source in the format of a published model.
-
-    The model's columns, tokenizer, classes and input shape are used.
-    """
-    manifest = parent.manifest
-    recipe = override(read_recipe(manifest, "model"), source=source, target=target, leave_out=[])
-    loaded = load_unfitted(recipe, root, manifest.input.columns, parent.files.get(TOKENIZER))
-    data = match_version(loaded, manifest, "data.source")
-    if data.digest() == Provenance.of(manifest).data_digest:
-        expected = f"rows that {manifest.label} was not fitted on"
+def load_for_version(parent: Parent, root: Path, source: str, target: str | None) -> Dataset:
+    """Load a source, other than the fit's data, in the format of a published model."""
+    recipe = override(parent.recipe, source=source, target=target, leave_out=[])
+    loaded = load_unfitted(recipe, root, parent.manifest.input.columns, parent.tokenizer)
+    if load_if_fitted(parent, root, source) is not None:
+        expected = f"rows that {parent.label} was not fitted on"
         raise InvalidInput("data.source", expected, "the data of its fit")
-    return data
+    return match_version(loaded, parent.manifest, "data.source")
 
 
 def split_rows(data: Dataset, reference_rows: int, ranking_rows: int, seed: int) -> HeldOut:

@@ -153,7 +153,7 @@ def test_rows_are_judged_as_the_service_judges_them(model, digits_rows):
 def test_rows_that_the_service_refuses_count_as_detected(model, digits_rows, caplog):
     reference = digits_rows[:8]
     odd = reference.copy()
-    odd[:3] = 3e38  # overflows in the first layer
+    odd[:3] = np.inf
     with np.errstate(all="ignore"):
         predicted = ServedPredictor(model, draws=10, seed=0)("far", odd)
     assert "far: 3 of 8 rows have results that are not finite" in caplog.text
