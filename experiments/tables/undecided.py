@@ -18,7 +18,7 @@ from model_store.conformal.rank_tables import RankTables
 from model_store.inference.model import Model
 from model_store.inference.prediction import Prediction
 from training.data import Rows
-from training.evaluation.outliers import near_rows, noise_sets
+from training.evaluation.outliers import generated_sets
 from training.evaluation.quality import ServedPredictor
 from training.fit import fit
 
@@ -64,7 +64,7 @@ def measure(method: str, seed: int, runs: Path) -> Measured:
 def make_sets(model: Model, test: Rows, seed: int) -> dict[str, np.ndarray]:
     spec = model.manifest.input
     sources = [IdxOutliers.named(name) for name in OTHERS]
-    sets = near_rows(spec, test.x, test.y, True, seed) | noise_sets(spec, test.x, seed)
+    sets = generated_sets(spec, test.x, test.y, True, seed)
     sets |= {source.name: source.rows(spec, ROWS, seed) for source in sources}
     return {TEST: test.x, **{name: sets[name] for name in SETS[1:]}}
 

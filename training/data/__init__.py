@@ -105,17 +105,16 @@ def _remove_seen_rows(data: Dataset, recipe: Recipe, root: Path) -> Dataset:
         expected = f"rows of shape {data.shape} as in data.source"
         raise InvalidInput("data.trained_on", expected, f"{known_data.shape}")
     digests = {row_digest(row) for row in known_data.rows.x}
-    train, test = (
-        replace(rows, is_seen=np.array([row_digest(row) in digests for row in rows.x], dtype=bool))
+    is_seen, is_test_seen = (
+        np.array([row_digest(row) in digests for row in rows.x], dtype=bool)
         for rows in (data.train, data.test)
     )
-    unseen = len(train.unseen) + len(test.unseen)
     message = "%d of %d rows are also in %s and are used only for training"
-    log.info(message, len(data.rows) - unseen, len(data.rows), source)
-    if not len(test.unseen):
+    log.info(message, is_seen.sum() + is_test_seen.sum(), len(data.rows), source)
+    if is_test_seen.all():
         expected = "test rows that the network was not trained on"
         raise InvalidInput("data.trained_on", expected, "none")
-    return replace(data, train=train, test=replace(test.unseen, is_seen=None))
+    return replace(data, is_seen=is_seen, test=data.test.take(np.flatnonzero(~is_test_seen)))
 
 
 def _read(

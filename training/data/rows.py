@@ -207,20 +207,13 @@ class Rows:
     y: Int64[np.ndarray, "N"] | Float32[np.ndarray, "N"] | Float64[np.ndarray, "N"]
     ids: Shaped[np.ndarray, "N"] | None = None
     groups: Int64[np.ndarray, "N"] | None = None  # group numbers
-    is_seen: Bool[np.ndarray, "N"] | None = None  # by a pretrained network
 
     def __len__(self) -> int:
         return len(self.x)
 
     def take(self, index: Int64[np.ndarray, "M"]) -> "Rows":
-        ids, groups, is_seen = (
-            None if key is None else key[index] for key in (self.ids, self.groups, self.is_seen)
-        )
-        return Rows(self.x[index], self.y[index], ids, groups, is_seen)
-
-    @property
-    def unseen(self) -> "Rows":
-        return self if self.is_seen is None else self.take(np.flatnonzero(~self.is_seen))
+        ids, groups = (None if key is None else key[index] for key in (self.ids, self.groups))
+        return Rows(self.x[index], self.y[index], ids, groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,16 +244,23 @@ class Dataset:
     id_column: str | None = None
     ignored: tuple[str, ...] = ()  # unused columns of the table
     is_held_out: bool = False  # test rows were split off the source
+    is_seen: Bool[np.ndarray, "R"] | None = None  # training rows, in pretraining
 
     @property
     def rows(self) -> Rows:
         """The training rows not seen in pretraining, followed by the test rows."""
-        train, test = self.train.unseen, self.test
+        train, test = self.train, self.test
+        if self.is_seen is not None:
+            train = train.take(np.flatnonzero(~self.is_seen))
         groups = None
         if train.groups is not None and test.groups is not None:
             groups = np.concatenate([train.groups, test.groups])
         x, y = np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y])
         return Rows(x, y, groups=groups)
+
+    def unseen(self, index: Index) -> Index:
+        """Select the training rows that were not seen in pretraining."""
+        return index if self.is_seen is None else index[~self.is_seen[index]]
 
     @property
     def input(self) -> InputSpec:
@@ -288,8 +288,8 @@ class Dataset:
         for rows in (self.train, self.test):
             digest.update(np.ascontiguousarray(rows.x).data)
             digest.update(np.ascontiguousarray(rows.y).data)
-        if self.train.is_seen is not None:
-            digest.update(self.train.is_seen.data)
+        if self.is_seen is not None:
+            digest.update(self.is_seen.data)
         return digest.hexdigest()
 
 
@@ -315,9 +315,9 @@ class Splits:
 
 def split(data: Dataset, sizes: SplitSizes) -> Splits:
     keys = Keys(data.train.y if data.classes else None, data.groups, data.times)
-    parts = sizes.split(len(data.train), keys)
-    *held_out, train = map(data.train.take, parts)
-    validation, reference, ranking = (rows.unseen for rows in held_out)
+    *held_out, train_index = sizes.split(len(data.train), keys)
+    train = data.train.take(train_index)
+    validation, reference, ranking = (data.train.take(data.unseen(part)) for part in held_out)
     if not min(len(validation), len(reference), len(ranking)):
         expected = "validation, reference and ranking rows that the network was not trained on"
         received = f"{len(validation)}, {len(reference)} and {len(ranking)}"

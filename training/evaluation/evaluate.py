@@ -18,7 +18,7 @@ from training import log, silence
 from training.data import Dataset, Rows, leave_out, split, split_sizes
 from training.data.findings import describe_duplicates
 from training.evaluation.metrics import LEVEL, RESAMPLES, Ends, Record
-from training.evaluation.outliers import OPTION, OutlierSource, near_rows, noise_sets, sample_rows
+from training.evaluation.outliers import OPTION, OutlierSource, generated_sets, sample_rows
 from training.evaluation.quality import (
     PART_COVERAGE,
     REQUEST_ROWS,
@@ -136,10 +136,9 @@ def _sets(
     version: Parent, model: Model, data: Dataset, test: Rows, options: EvaluationOptions
 ) -> dict[str, np.ndarray]:
     spec, seed = version.manifest.input, hash_key(options.seed, EvaluationStream.OUTLIER_ROWS)
-    sets = noise_sets(spec, test.x, options.seed)
+    sets = generated_sets(spec, test.x, test.y, bool(data.classes), options.seed)
     if data.left_out is not None:
         sets[LEFT_OUT] = sample_rows(data.left_out, options.rows, seed)
-    sets |= near_rows(spec, test.x, test.y, bool(data.classes), options.seed)
     for source in options.outliers:
         if source.name in sets:
             raise InvalidInput(OPTION, f"names other than {[*sets]}", repr(source.name))

@@ -85,13 +85,23 @@ def sample_rows(x: np.ndarray, max_rows: int, seed: int) -> np.ndarray:
     return x[np.random.default_rng(seed).permutation(len(x))[:max_rows]]
 
 
-def noise_sets(spec: InputSpec, x: Inputs, seed: int) -> dict[str, Rows]:
+def generated_sets(
+    spec: InputSpec, x: Inputs, y: Num[np.ndarray, "N"], is_classified: bool, seed: int
+) -> dict[str, Rows]:
+    """Generate noise, and combined or rotated rows."""
     noise = noise_rows(spec, x, len(x), seed, EvaluationStream.UNIFORM)
-    if spec.takes_ids:
-        return {"uniform": noise}
-    if takes_even_rows(spec, x):
-        return {"even": noise}
-    return {"uniform": noise, "gaussian": gaussian(spec, len(x), seed)}
+    rows, has_cells = x.astype(np.float32), spec.takes_ids or bool(spec.columns)
+    is_even = not spec.takes_ids and takes_even_rows(spec, x)
+    sets = {"even" if is_even else "uniform": noise}
+    if not has_cells and not is_even:
+        sets["gaussian"] = gaussian(spec, len(x), seed)
+    if is_classified:
+        combine = cross if has_cells else mix
+        name = "crossed" if has_cells else "mixed"
+        sets[name] = combine(rows, y.astype(np.int64), spec, seed)
+    if _is_image(spec):
+        sets["rotated"] = rotate(rows, spec)
+    return sets
 
 
 def noise_rows(spec: InputSpec, x: Inputs, rows: int, *seed: int) -> Rows:
@@ -101,20 +111,6 @@ def noise_rows(spec: InputSpec, x: Inputs, rows: int, *seed: int) -> Rows:
     if takes_even_rows(spec, x):
         return even_rows(spec, x, rows, *seed)
     return uniform(spec, rows, *seed)
-
-
-def near_rows(
-    spec: InputSpec, x: Inputs, y: Num[np.ndarray, "N"], is_classified: bool, seed: int
-) -> dict[str, Rows]:
-    rows, labels = x.astype(np.float32), y.astype(np.int64)
-    sets: dict[str, Rows] = {}
-    if is_classified and (spec.takes_ids or spec.columns):
-        sets["crossed"] = cross(rows, labels, spec, seed)
-    elif is_classified:
-        sets["mixed"] = mix(rows, labels, seed)
-    if _is_image(spec):
-        sets["rotated"] = rotate(rows, spec)
-    return sets
 
 
 def uniform(spec: InputSpec, rows: int, *seed: int) -> Rows:
@@ -172,7 +168,7 @@ def random_ids(spec: InputSpec, x: Inputs, *seed: int) -> Rows:
     return np.where(_is_token(spec, x), ids, x).astype(np.float32)
 
 
-def mix(x: Rows, y: Labels, seed: int) -> OutlierRows:
+def mix(x: Rows, y: Labels, _: InputSpec, seed: int) -> OutlierRows:
     """Average each row with a random row of another class.
 
     The result is empty if there is only one class.

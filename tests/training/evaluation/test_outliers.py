@@ -10,7 +10,7 @@ from pyarrow import parquet
 
 from model_store.artifacts.manifest import CategoricalColumn, InputSpec, NumericColumn
 from tests.support.refusals import refused
-from training.evaluation.outliers import OutlierSource, gaussian, near_rows, rotate, uniform
+from training.evaluation.outliers import OutlierSource, gaussian, generated_sets, rotate, uniform
 
 GREY = InputSpec(shape=(6, 6), minimum=0.0, maximum=16.0)
 COLOUR = InputSpec(shape=(3, 4, 6), minimum=-1.0, maximum=1.0)
@@ -118,9 +118,10 @@ def get_rows(spec, n=40):
 @pytest.mark.parametrize("spec", [GREY, COLOUR])
 def test_every_near_set_is_in_range_by_seed_and_not_the_rows(spec):
     x, y = get_rows(spec), np.arange(40) % 3
-    first, second, other = (near_rows(spec, x, y, True, seed) for seed in (0, 0, 1))
-    assert set(first) == {"mixed", "rotated"}
-    for name, rows in first.items():
+    first, second, other = (generated_sets(spec, x, y, True, seed) for seed in (0, 0, 1))
+    assert set(first) == {"uniform", "gaussian", "mixed", "rotated"}
+    for name in ("mixed", "rotated"):
+        rows = first[name]
         assert rows.shape == x.shape, name
         assert rows.dtype == np.float32, name
         assert rows.min() >= spec.minimum, name
@@ -133,7 +134,7 @@ def test_every_near_set_is_in_range_by_seed_and_not_the_rows(spec):
 def test_mixed_rows_are_means_of_rows_of_two_classes():
     y = np.array([0, 1, 1, 2])
     x = np.eye(4, 36, dtype=np.float32)
-    partners = 2 * near_rows(GREY, x, y, True, 0)["mixed"] - x
+    partners = 2 * generated_sets(GREY, x, y, True, 0)["mixed"] - x
     assert (y[partners.argmax(axis=1)] != y).all()
     assert np.array_equal(partners.sum(axis=1), np.ones(4))
 
