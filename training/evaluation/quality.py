@@ -50,7 +50,6 @@ COVERAGES = (0.5, 0.8, 0.9, 0.95)
 FPRS = (0.01, 0.05, 0.1)
 SPREAD_BINS = 5
 PART_COVERAGE, PART_FPR = 0.95, 0.05
-MAX_GROUPS = 100  # the largest groups
 NOISE_ROWS = 1000
 RELIABLE_PROBABILITY = 0.9  # as the web page rates answers
 MIN_UNCERTAINTY = 1e-300  # avoids a division by 0
@@ -252,17 +251,15 @@ def measure_parts(
 def _parts(
     prediction: Prediction, test: Rows, classes: tuple[str, ...], groups: tuple[str, ...]
 ) -> Iterator[tuple[str, str, Int64[np.ndarray, "n"]]]:
+    numbers_by_kind: dict[str, tuple[np.ndarray, tuple[str, ...]]] = {}
     if isinstance(prediction.scores, Scores):
-        for by, numbers in (("class", test.y), ("label", prediction.scores.label)):
-            for number, name in enumerate(classes):
-                rows = np.flatnonzero(numbers == number)
-                if len(rows):
-                    yield by, name, rows
+        labels = prediction.scores.label
+        numbers_by_kind |= {"class": (test.y, classes), "label": (labels, classes)}
     if test.groups is not None:
-        present, counts = np.unique(test.groups, return_counts=True)
-        largest = present[np.argsort(-counts, kind="stable")[:MAX_GROUPS]]
-        for number in sorted(largest.tolist()):
-            yield "group", groups[number], np.flatnonzero(test.groups == number)
+        numbers_by_kind["group"] = (test.groups, groups)
+    for by, (numbers, names) in numbers_by_kind.items():
+        for number in np.unique(numbers).tolist():
+            yield by, names[number], np.flatnonzero(numbers == number)
 
 
 def _is_covered(prediction: Prediction, y: np.ndarray) -> Bool[np.ndarray, "N"]:
