@@ -17,6 +17,7 @@ from model_store.errors import InvalidInput, StoreError
 from model_store.sources.columns import Columns
 from training import silence
 from training.data import Dataset, load, renumber
+from training.data.cells import RawTable
 from training.recipe import Recipe, override
 
 if TYPE_CHECKING:
@@ -205,12 +206,14 @@ def match_version(data: Dataset, manifest: Manifest, field: str) -> Dataset:
     return data
 
 
-def load_for(recipe: Recipe, root: Path, start: Parent | None) -> Dataset:
+def load_for(
+    recipe: Recipe, root: Path, start: Parent | None, raw: RawTable | None = None
+) -> Dataset:
     if start is None:
-        return load(recipe, root)
+        return load(recipe, root, raw=raw)
     if start.recipe.task != recipe.task:
         raise InvalidInput("task", f"{start.recipe.task}, the task of {start.label}", recipe.task)
-    data = load(recipe, root, start.manifest.input.columns, start.tokenizer)
+    data = load(recipe, root, start.manifest.input.columns, start.tokenizer, raw)
     return renumber(data, start.classes)
 
 

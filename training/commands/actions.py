@@ -24,6 +24,7 @@ from training import log, silence
 from training import recipe as recipes
 from training.commands import ROOT
 from training.data import load, split, split_sizes
+from training.data.cells import RawTable
 from training.data.findings import (
     Findings,
     duplicate_warnings,
@@ -78,11 +79,12 @@ def _column_kinds(options: argparse.Namespace) -> dict[str, str]:
 
 
 def fit(options: argparse.Namespace) -> None:
-    plan = _plan(options) if options.recipe is None else None
+    plan, raw = _plan(options) if options.recipe is None else (None, None)
     recipe = _read_recipe(options) if plan is None else plan.recipe
     store = open_store()
     start = options.warm_start and open_parent(store, options.warm_start, "--warm-start")
-    data = load_for(recipe, data_root(), start)
+    data = load_for(recipe, data_root(), start, raw)
+    del raw  # It may be large.
     splits = split(data, split_sizes(recipe))
     for line in similar_class_warnings(data.classes) + duplicate_warnings(splits):
         log.info("! %s", line)
@@ -129,7 +131,7 @@ def _read_recipe(options: argparse.Namespace) -> Recipe:
     )
 
 
-def _plan(options: argparse.Namespace) -> Plan:
+def _plan(options: argparse.Namespace) -> tuple[Plan, RawTable | None]:
     if options.data is None:
         raise InvalidInput("recipe", "a recipe, or --data SRC to make one", "neither")
     section = _data_section(options)
@@ -139,7 +141,7 @@ def _plan(options: argparse.Namespace) -> Plan:
     log.info("%s", "\n".join(findings.report()))
     plan = make_plan(findings, section, options.name, options.seed)
     log.info("%s", "\n".join([recipe_text(plan), *(f"! {text}" for text in plan.warnings)]))
-    return plan
+    return plan, findings.raw
 
 
 def _write_recipe(plan: Plan, path: Path) -> None:
@@ -175,7 +177,8 @@ def _warnings_before_fit(findings: Findings, section: DataSection) -> list[str]:
         with silence():
             plan = make_plan(findings, section, None, None)
             lines += plan.warnings
-            splits = split(load(plan.recipe, data_root()), split_sizes(plan.recipe))
+            data = load(plan.recipe, data_root(), raw=findings.raw)
+            splits = split(data, split_sizes(plan.recipe))
         return lines + duplicate_warnings(splits)
     except InvalidInput as error:
         return [*lines, f"a fit would fail: {error}"]

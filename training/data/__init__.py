@@ -17,7 +17,7 @@ from model_store.sources.columns import Columns
 from model_store.sources.npy import read_npz
 from training import log
 from training.data.arrays import digits, idx, make_array_dataset, resolve_path
-from training.data.cells import typed_table
+from training.data.cells import RawTable, read_raw, typed_table
 from training.data.images import images
 from training.data.rows import (
     Dataset,
@@ -54,13 +54,17 @@ EXPECTED = "`digits`, `idx:DIR`, `images:PATH`, `npz:FILE`, `csv:FILE` or `parqu
 
 
 def load(
-    recipe: Recipe, root: Path, columns: Columns = (), tokenizer: bytes | None = None
+    recipe: Recipe,
+    root: Path,
+    columns: Columns = (),
+    tokenizer: bytes | None = None,
+    raw: RawTable | None = None,
 ) -> Dataset:
     """Load a recipe's data, resolving relative paths against `root`.
 
     The encoding of columns is fitted on the training split, so split the result by the same
     recipe's `split_sizes`. A version's `columns` and `tokenizer` (the content of its file) replace
-    that encoding.
+    that encoding. `raw` is the content of a table's file, if it was read before.
     """
     section = recipe.data
     kind, _, rest = section.source.partition(":")
@@ -78,7 +82,7 @@ def load(
     if section.source == "digits":
         data = digits()
     else:
-        data = _read(kind, resolve_path(root, rest), recipe, columns, texts)
+        data = _read(kind, resolve_path(root, rest), recipe, columns, texts, raw)
     image_densities = [name for name in recipe.combined if name in IMAGE_DENSITIES]
     if image_densities and not is_image(data.shape):
         expected = f"detectors without {image_densities[0]}, which needs images"
@@ -118,7 +122,12 @@ def _remove_seen_rows(data: Dataset, recipe: Recipe, root: Path) -> Dataset:
 
 
 def _read(
-    kind: str, path: Path, recipe: Recipe, columns: Columns, texts: TextRows | None
+    kind: str,
+    path: Path,
+    recipe: Recipe,
+    columns: Columns,
+    texts: TextRows | None,
+    raw: RawTable | None,
 ) -> Dataset:
     section, task = recipe.data, recipe.task
     if kind == "idx":
@@ -127,7 +136,7 @@ def _read(
         return images(path, section)
     if kind == "npz":
         return make_array_dataset(read_npz(path), task, section)
-    table = typed_table(kind, path, task, section)
+    table = typed_table(raw or read_raw(kind, path, section), task, section)
     return make_table_dataset(table, task, section, split_sizes(recipe), columns, texts)
 
 

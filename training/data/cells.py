@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, NamedTuple, get_args
 from zipfile import is_zipfile
 
 import numpy as np
@@ -80,23 +80,31 @@ class NumberFormat:
         return numbers
 
 
-def typed_table(kind: str, path: Path, task: str | None, section: "DataSection") -> pa.Table:
-    """Read a CSV or Parquet file (`kind`), and infer its column types.
+class RawTable(NamedTuple):
+    """The texts of a CSV file, or the content of a Parquet file."""
 
-    If there is no task, the target is an ordinary column.
-    """
+    cells: pa.Table
+    delimiter: str | None = None  # of a CSV file
+
+
+def read_raw(kind: str, path: Path, section: "DataSection") -> RawTable:
+    """Read a CSV or Parquet file (`kind`)."""
+    return _read_text(path, section) if kind == "csv" else RawTable(read_table(path, "data.source"))
+
+
+def typed_table(raw: RawTable, task: str | None, section: "DataSection") -> pa.Table:
+    """Infer the column types of a table. If there is no task, the target is an ordinary column."""
     kinds: dict[str, str] = {**section.columns}
     if section.target is not None and task is not None:
         kinds[section.target] = "numeric" if task == "regression" else "categorical"
-    if kind == "csv":
-        table, delimiter = _read_text(path, section)
+    if raw.delimiter is not None:
         texts = {name for name in (section.id, section.text) if name is not None}
-        table, _ = _clear_missing(table, missing_texts(section.missing_values), untrimmed=texts)
+        table, _ = _clear_missing(raw.cells, missing_texts(section.missing_values), untrimmed=texts)
         table = _clear_rows_without_target(table, section.target)
         names = set(table.column_names) - texts
-        return _infer_types(table, names, kinds, _infer_number_format(table, section, delimiter))
-    table = _declare_categories(read_table(path, "data.source"))
-    table, names = _clear_missing(table, section.missing_values)
+        number_format = _infer_number_format(table, section, raw.delimiter)
+        return _infer_types(table, names, kinds, number_format)
+    table, names = _clear_missing(_declare_categories(raw.cells), section.missing_values)
     table = _clear_rows_without_target(table, section.target)
     names |= {name for name, column_kind in kinds.items() if column_kind == "numeric"}
     return _infer_types(table, names, kinds, NumberFormat())
@@ -169,8 +177,7 @@ def infer_number_style(
     return next(iter(matches.values())) if len(matches) == 1 else None
 
 
-def _read_text(path: Path, section: "DataSection") -> tuple[pa.Table, str]:
-    """Read a CSV file's cells as text, and return the table and the delimiter."""
+def _read_text(path: Path, section: "DataSection") -> RawTable:
     try:
         file = CsvTable(csv_source(path), "data.source", section.encoding, section.delimiter)
         names, parts = file.names, list(_chunks(file))
@@ -189,7 +196,7 @@ def _read_text(path: Path, section: "DataSection") -> tuple[pa.Table, str]:
         log.info(message, file.delimiter)
     by_column = ([part[i] for part in parts] for i in range(len(names)))
     columns = [pa.chunked_array(cells, pa.string()) for cells in by_column]
-    return pa.Table.from_arrays(columns, names=names), file.delimiter
+    return RawTable(pa.Table.from_arrays(columns, names=names), file.delimiter)
 
 
 def csv_source(path: Path) -> Path | bytes:

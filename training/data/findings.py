@@ -15,7 +15,7 @@ from model_store.sources.columns import presence
 from model_store.sources.npy import read_npz
 from model_store.types import Task
 from training.data.arrays import SPLIT, check_not_workbook, resolve_path
-from training.data.cells import column_names, typed_table
+from training.data.cells import RawTable, column_names, read_raw, typed_table
 from training.data.column_findings import (
     CONFIGURED,
     MAX_NUMERIC_CLASSES,
@@ -62,6 +62,7 @@ class Findings:
     has_test: bool = False
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    raw: RawTable | None = None
 
     @property
     def used(self) -> list[ColumnFinding]:
@@ -117,7 +118,8 @@ def inspect_source(section: DataSection, root: Path, task: Task | None = None) -
         return _inspect_images(section, path)
     if kind == "npz":
         return _inspect_arrays(section, path, task)
-    return _inspect_table(section, typed_table(kind, path, None, section), task)
+    raw = read_raw(kind, path, section)
+    return replace(_inspect_table(section, typed_table(raw, None, section), task), raw=raw)
 
 
 def _inspect_table(section: DataSection, table: pa.Table, task: Task | None) -> Findings:
