@@ -29,6 +29,7 @@ from training.data.rows import (
     renumber,
     row_digest,
     split,
+    split_sizes,
 )
 from training.data.tables import MAX_GROUPS, TextRows, make_table_dataset
 from training.recipe import IMAGE_DENSITIES, Recipe
@@ -79,10 +80,18 @@ def load(
         kinds = section.columns | {column.name: column.kind for column in columns}
         section = section.model_copy(update={"columns": kinds})
         recipe = recipe.model_copy(update={"data": section})
-    if section.source == "digits":
+    path = resolve_path(root, rest)
+    if kind == "digits":
         data = digits()
+    elif kind == "idx":
+        data = idx(path, section)
+    elif kind == "images":
+        data = images(path, section)
+    elif kind == "npz":
+        data = make_array_dataset(read_npz(path), recipe.task, section)
     else:
-        data = _read(kind, resolve_path(root, rest), recipe, columns, texts, raw)
+        table = typed_table(raw or read_raw(kind, path, section), recipe.task, section)
+        data = make_table_dataset(table, recipe, columns, texts)
     image_densities = [name for name in recipe.combined if name in IMAGE_DENSITIES]
     if image_densities and not is_image(data.shape):
         expected = f"detectors without {image_densities[0]}, which needs images"
@@ -121,25 +130,6 @@ def _remove_seen_rows(data: Dataset, recipe: Recipe, root: Path) -> Dataset:
     return replace(data, is_seen=is_seen, test=data.test.take(np.flatnonzero(~is_test_seen)))
 
 
-def _read(
-    kind: str,
-    path: Path,
-    recipe: Recipe,
-    columns: Columns,
-    texts: TextRows | None,
-    raw: RawTable | None,
-) -> Dataset:
-    section, task = recipe.data, recipe.task
-    if kind == "idx":
-        return idx(path, section)
-    if kind == "images":
-        return images(path, section)
-    if kind == "npz":
-        return make_array_dataset(read_npz(path), task, section)
-    table = typed_table(raw or read_raw(kind, path, section), task, section)
-    return make_table_dataset(table, task, section, split_sizes(recipe), columns, texts)
-
-
 def _check_source_kind(recipe: Recipe, kind: str) -> None:
     section = recipe.data
     if recipe.task == "regression" and kind in CLASS_SOURCES:
@@ -152,9 +142,3 @@ def _check_source_kind(recipe: Recipe, kind: str) -> None:
         raise InvalidInput("data.vocabulary", "an `npz:` source", f"`{kind}`")
     if section.image_size is not None and kind != "images":
         raise InvalidInput("data.image_size", "an `images:` source", f"`{kind}`")
-
-
-def split_sizes(recipe: Recipe) -> SplitSizes:
-    section = recipe.data
-    sizes = section.validation, section.reference, section.ranking
-    return SplitSizes(*sizes, recipe.seed, section.is_stratified)

@@ -6,7 +6,7 @@ Splits are random. A recipe can also split by class, by group or by time.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b, sha256
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64, Shaped, UInt8
@@ -20,6 +20,9 @@ from model_store.artifacts.manifest import (
 )
 from model_store.errors import InvalidInput
 from model_store.sources.columns import Columns
+
+if TYPE_CHECKING:
+    from training.recipe import Recipe
 
 MAX_CLASSES = 1000
 MAX_SHOWN = 20
@@ -107,6 +110,12 @@ class SplitSizes:
             validation, reference = _split_systematically(held_out, sizes[1], rng)
             return [rng.permutation(part) for part in (validation, reference, ranking, train)]
         return np.split(rng.permutation(rows), np.cumsum(sizes))
+
+
+def split_sizes(recipe: "Recipe") -> SplitSizes:
+    section = recipe.data
+    sizes = section.validation, section.reference, section.ranking
+    return SplitSizes(*sizes, recipe.seed, section.is_stratified)
 
 
 def default_rows(split: str, rows: int) -> int:

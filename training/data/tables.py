@@ -26,11 +26,13 @@ from training.data.rows import (
     class_numbers,
     classes_without,
     hold_out,
+    split_sizes,
 )
 from training.data.targets import needs_float64
 
 if TYPE_CHECKING:
     from model_store.sources.text import TextEncoder
+    from training.recipe import Recipe
     from training.sections import DataSection
 
 MAX_GROUPS = 1000  # for calibration and evaluation by group
@@ -121,13 +123,9 @@ class Targets:
 
 
 def make_table_dataset(
-    table: pa.Table,
-    task: str,
-    section: "DataSection",
-    sizes: SplitSizes,
-    version_columns: Columns = (),
-    texts: TextRows | None = None,
+    table: pa.Table, recipe: "Recipe", version_columns: Columns = (), texts: TextRows | None = None
 ) -> Dataset:
+    section = recipe.data
     features = _features(table, section, version_columns)
     assert section.target is not None
     kinds: dict[str, str] = {**section.columns}
@@ -141,12 +139,12 @@ def make_table_dataset(
     rows = {
         name: read_column(table, name, kinds.get(name), section.date_format) for name in features
     }
-    values, index = _read_target(table, section.target, task)
+    values, index = _read_target(table, section.target, recipe.task)
     split_keys = _keys(table, section, values, index)
     targets = _targets(values, section, split_keys)
     rows = {name: column.take(index) for name, column in rows.items()}
     if texts is None:
-        data = encode_table(rows, targets, sizes, version_columns, split_keys)
+        data = encode_table(rows, targets, split_sizes(recipe), version_columns, split_keys)
     else:
         x = texts.encode(cast("Categories", rows[texts.spec.column].cells))
         ids = {"takes_ids": True, "text": texts.spec, "tokenizer": texts.tokenizer}
