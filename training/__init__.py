@@ -13,7 +13,6 @@ log = logging.getLogger("dubito.training")
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Suppress info messages."""
     level = log.level
     log.setLevel(logging.WARNING)
     try:

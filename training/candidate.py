@@ -78,7 +78,6 @@ class CandidateData:
 def gather_labels(
     store: ModelStore, database: Database, name: str, root: Path, source: str | None = None
 ) -> CandidateData:
-    """Load the training data of `latest` and the new labels."""
     parent = open_parent(store, f"{name}:{LATEST}", "NAME")
     data = fitted_data(parent, root, source)
     splits = split(data, split_sizes(parent.recipe))

@@ -31,11 +31,7 @@ class RunLockedError(InvalidInput):
 
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Lock a run's folder.
-
-    Raises:
-        RunLockedError: if another process has the lock.
-    """
+    """Lock a run's folder, or raise `RunLockedError` if another process has the lock."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         try:

@@ -222,10 +222,9 @@ class Recipe(Section):
         return self.posterior.samples if self.training.samples is None else self.training.samples
 
     def digest(self) -> str:
-        """Compute a SHA-256 digest that does not depend on the file's layout.
+        """Compute a SHA-256 digest that does not depend on the gate or the file's layout.
 
-        It excludes the gate, because the gate does not change the fit. It also excludes knots that
-        are computed from bins.
+        It also excludes knots that are computed from bins.
         """
         exclude: dict[str, Any] = {"gate": True}
         if self.network.bins is not None:

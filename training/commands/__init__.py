@@ -59,7 +59,6 @@ TEST_OPTIONS = ("--data", "--draws", "--rows", "--seed")
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the training commands and, in a source checkout, the experiment commands."""
     _add_inspect(commands)
     _add_fit(commands)
     _add_evaluate(commands)

@@ -28,10 +28,7 @@ SPLIT = ("x_train", "y_train", "x_test", "y_test")
 
 
 def resolve_path(root: Path, rest: str, field: str = "data.source") -> Path:
-    """Resolve a path against `root`, falling back to the current folder.
-
-    The current folder is used if the path exists there but not in `root`.
-    """
+    """Resolve a path against the current folder if it exists only there, or else against `root`."""
     check_not_workbook(rest, field)
     path = root / rest
     return Path(rest) if not path.exists() and Path(rest).exists() else path

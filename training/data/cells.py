@@ -200,11 +200,7 @@ def _read_text(path: Path, section: "DataSection") -> RawTable:
 
 
 def csv_source(path: Path) -> Path | bytes:
-    """Return a CSV file's path, or its decompressed content if it is compressed.
-
-    Raises:
-        InvalidInput: if the file is a zip archive or a Parquet file.
-    """
+    """Return a CSV file's path, or its decompressed content if it is compressed."""
     if is_zipfile(path):
         raise InvalidInput("data.source", "a CSV file (unpack the archive)", "a zip archive")
     with path.open("rb") as file:

@@ -129,10 +129,7 @@ def _inspect_numbers(name: str, numbers: Numbers, missing: float, rows: Index) -
 
 
 def tail_length(present: Numbers) -> float:
-    """Compute the largest distance from the median, in interquartile ranges.
-
-    It is 0 if the interquartile range is 0.
-    """
+    """Compute the largest distance from the median in interquartile ranges, or 0 if these are 0."""
     low, median, high = np.percentile(present, [25, 50, 75]) if len(present) else np.zeros(3)
     return float(np.abs(present - median).max() / (high - low)) if high > low else 0.0
 
@@ -222,11 +219,7 @@ def as_numbers(values: Numbers | Categories) -> Float64[np.ndarray, "N"]:
 
 
 def describe_leak(values: Any, target: np.ndarray, is_regression: bool) -> str | None:
-    """Describe how well a column alone predicts the target.
-
-    Returns None if there is no leak. A small decision tree is fitted on half of the rows and tested
-    on the other half.
-    """
+    """Describe a column from which a small decision tree predicts the target of unseen rows."""
     from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
     if isinstance(values, list) and len(set(values)) > MAX_CATEGORIES:

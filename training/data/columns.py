@@ -271,7 +271,6 @@ def _is_finite(text: str) -> bool:
 
 
 def fit_column(name: str, values: Values) -> AnyColumn:
-    """Fit a column's encoding to its values in the training rows."""
     cells, written = values
     if isinstance(cells, list):
         return _fit_categories(name, cells)
@@ -292,11 +291,7 @@ def _cycles(seconds: Numbers) -> tuple[Cycle, ...]:
 
 
 def _moments(name: str, values: Numbers) -> dict[str, Any]:
-    """Compute the statistics stored for both number and time columns.
-
-    These are the mean, the standard deviation (1 for a constant), the median, the 5 and 95 %
-    quantiles, and whether values are missing.
-    """
+    """Compute the statistics stored for number and time columns."""
     present = values[~np.isnan(values)]
     if len(present) == 0:
         expected = "a value in at least one training row (or `ignored` in data.columns)"

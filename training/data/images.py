@@ -74,9 +74,8 @@ def sample_images(
 def survey_images(path: Path) -> tuple[dict[str, int], Counter[tuple[int, int]], bool, bool]:
     """Read the sizes, modes and classes of all images from their headers.
 
-    Returns:
-        The number of training images by class, the number of images by size (width, height),
-        whether all are grey, and whether there are test images.
+    Returns the number of training images by class, the number of images by size (width, height),
+    whether all are grey, and whether there are test images.
     """
     with _images(path) as (labels_by_split, open_image):
         names = [*labels_by_split["train"], *labels_by_split["test"]]

@@ -186,11 +186,7 @@ def _split_systematically(
 
 
 def _select_groups(groups: Labels, size: int, rng: Rng, split: str) -> np.ndarray:
-    """Select random groups with at most `size` rows in total.
-
-    Raises:
-        InvalidInput: if no group fits, or all do.
-    """
+    """Select random groups with at most `size` rows in total, but not all groups."""
     numbers, counts = np.unique(groups, return_counts=True)
     selected, rows = [], 0
     for i in rng.permutation(len(numbers)).tolist():
@@ -287,7 +283,6 @@ class Dataset:
         )
 
     def digest(self) -> str:
-        """Compute the SHA-256 digest of all rows."""
         excluded: dict[str, Any] = {
             "columns": {"__all__": DESCRIPTIVE_FIELDS},
             **dict.fromkeys(FILE_FIELDS, True),

@@ -147,7 +147,6 @@ def _sets(
 
 
 def check_options(version: Parent, options: EvaluationOptions) -> None:
-    """Raise InvalidInput if the version does not support an option."""
     manifest = version.manifest
     max_draws = min(manifest.noise.max_draws or MAX_DRAWS, MAX_DRAWS)
     if options.draws is not None and not 1 <= options.draws <= max_draws:

@@ -328,11 +328,7 @@ def distribution_function(outputs: Float64[np.ndarray, "K N 2"], y: Values) -> V
 
 
 def pit_measures(pit: Values) -> Record:
-    """Measure how far the probability integral transforms are from uniform.
-
-    They are uniform if the predictive distributions are right. The distance and the p-value belong
-    to a Kolmogorov-Smirnov test.
-    """
+    """Test whether probability integral transforms are uniform (Kolmogorov-Smirnov)."""
     test = stats.kstest(pit, "uniform")
     return {"distance": float(test.statistic), "p_value": float(test.pvalue)}
 

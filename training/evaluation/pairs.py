@@ -72,7 +72,6 @@ class Pairs:
         return cls(int((after & ~before).sum()), int((before & ~after).sum()), len(before))
 
     def mcnemar(self) -> float:
-        """Compute the two-sided McNemar p-value."""
         rows = self.gained + self.lost
         return float(stats.binomtest(self.lost, rows).pvalue) if rows else 1.0
 
@@ -217,7 +216,6 @@ def compare_versions(
 
 
 def comparison_lines(comparison: Record) -> list[str]:
-    """Format a comparison as a table."""
     first, second = comparison["first"], comparison["second"]
     table = [("figure", first, second, "difference", "p", "test")]
     for name, result in comparison["differences"].items():

@@ -197,7 +197,6 @@ def add_baselines(draft: Draft, result: "Fitted", only_constant: bool = False) -
 
 
 def check_constant(name: str, draft: Draft) -> None:
-    """Raise GateError if the model is worse than a constant prediction."""
     for warning in draft.description.warnings:
         if warning.startswith(f"{WORSE} {describe_constant(draft.description)}: "):
             remedy = "to publish it, set --anyway (anyway=True)"
@@ -249,7 +248,6 @@ def describe_constant(description: Description) -> str:
 
 
 def table(description: Description) -> list[str]:
-    """Format the metrics of the model and its baselines as a table."""
     by_title = {"this model": description.quality}
     for name in ("boosting", "linear", "constant"):
         if name in description.baselines:

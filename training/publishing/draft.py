@@ -113,10 +113,7 @@ def draft_version(
     by_category: CategoryChoice | None,
     provenance: Provenance,
 ) -> Draft:
-    """Calibrate exported graphs, and measure their quality as served.
-
-    `risk` is the default risk of requests.
-    """
+    """Calibrate exported graphs, and measure their quality as served."""
     runtime, names, splits = exported.runtime, exported.detectors, (rows.reference, rows.ranking)
     noise, output = exported.fields["noise"], exported.fields["output"]
     counts = draw_counts(noise.default_draws)
@@ -219,10 +216,7 @@ def _agreement_warnings(
 
 
 def publish_draft(store: ModelStore, name: str, draft: Draft, alias: str = LATEST) -> Manifest:
-    """Publish a draft as the next version of `name`, after a preflight.
-
-    The preflight runs in a new process.
-    """
+    """Publish a draft as the next version of `name`, after a preflight in a new process."""
     scratch = store.storage.scratch  # /tmp may be too small for a version
     scratch.mkdir(parents=True, exist_ok=True)
     for trial in scratch.glob(f"{PREFIX}*"):
