@@ -14,6 +14,7 @@ from pyarrow import types
 from model_store.errors import InvalidInput
 from model_store.sources.arrow import EXACT_INTEGERS, as_text, column_type, read_numbers
 from model_store.sources.cells import WHOLE, Categories, Numbers, find_sign, is_number
+from model_store.sources.columns import presence
 from training.data.columns import MAX_CATEGORIES, MIN_CATEGORY_ROWS, read_column, take
 
 Index = Int64[np.ndarray, "N"]
@@ -54,10 +55,13 @@ class ColumnFinding:
     name: str
     kind: Kind
     reason: str
-    missing: float
     values: Numbers | list[str | None]
     notes: list[str] = field(default_factory=list)
     is_id: bool = False  # by its name, or because it numbers the rows
+
+    @property
+    def missing(self) -> float:
+        return float((~presence(self.values)).mean()) if len(self.values) else 0.0
 
 
 def inspect_column(
@@ -65,10 +69,9 @@ def inspect_column(
 ) -> ColumnFinding:
     """Infer a column's kind from some of its rows, unless the kind is configured."""
     column = table.column(name)
-    missing = column.take(rows).null_count / max(1, len(rows))
     if column_type(column) is None:
         reason = f"type {column.type} is not numeric, categorical or a date"
-        return ColumnFinding(name, "ignored", reason, missing, [])
+        return ColumnFinding(name, "ignored", reason, [])
     try:
         kind = None if config == "ignored" else config
         values, written = read_column(table, name, kind, date_format)
@@ -77,36 +80,36 @@ def inspect_column(
         values = read_numbers(column) if is_numeric else [] if text is None else text.to_pylist()
         values = take(values, rows) if len(values) else values
         if config == "ignored":
-            return ColumnFinding(name, "ignored", CONFIGURED, missing, values)
+            return ColumnFinding(name, "ignored", CONFIGURED, values)
         reason = f"expected {error.expected}, got {error.received}"
-        return ColumnFinding(name, "refused", reason, missing, values)
+        return ColumnFinding(name, "refused", reason, values)
     values = take(values, rows)
     if isinstance(values, list):
         if config is not None:
-            return ColumnFinding(name, config, CONFIGURED, missing, values)
-        return _inspect_categories(name, values, missing, types.is_dictionary(column.type))
-    missing = float(np.isnan(values).mean()) if len(values) else 0.0
+            return ColumnFinding(name, config, CONFIGURED, values)
+        return _inspect_categories(name, values, types.is_dictionary(column.type))
     if isinstance(written, str):
-        ends = (0.0, 0.0) if missing == 1.0 else (np.nanmin(values), np.nanmax(values))
+        present = values[~np.isnan(values)]
+        ends = (present.min(), present.max()) if len(present) else (0.0, 0.0)
         first, last = (str(np.datetime64(int(s), "s"))[:16].replace("T00:00", "") for s in ends)
         reason = f"dates or times, {first} to {last}"
-        finding = ColumnFinding(name, "time", reason, missing, values)
+        finding = ColumnFinding(name, "time", reason, values)
     else:
-        finding = _inspect_numbers(name, values, missing, rows)
+        finding = _inspect_numbers(name, values, rows)
     if config is None:
         return finding
     is_id = finding.is_id and config == "ignored"
     return replace(finding, kind=config, reason=CONFIGURED, is_id=is_id)
 
 
-def _inspect_numbers(name: str, numbers: Numbers, missing: float, rows: Index) -> ColumnFinding:
+def _inspect_numbers(name: str, numbers: Numbers, rows: Index) -> ColumnFinding:
     present = numbers[~np.isnan(numbers)]
     distinct = np.unique(present)
     if len(distinct) < 2:
         reason = (
             f"the same in every row ({distinct[0]:g})" if len(distinct) else "no value in any row"
         )
-        return ColumnFinding(name, "ignored", reason, missing, numbers)
+        return ColumnFinding(name, "ignored", reason, numbers)
     reason = f"numbers, {distinct[0]:g} to {distinct[-1]:g}"
     kind: Kind = "numeric"
     notes = []
@@ -124,8 +127,8 @@ def _inspect_numbers(name: str, numbers: Numbers, missing: float, rows: Index) -
     if kind == "numeric" and (tail := tail_length(present)) > HEAVY:
         distance = f"{np.round(tail):.6g} interquartile ranges from the median"
         notes.append(f"a heavy tail: its furthest value is {distance}")
-    is_id = kind == "ignored" and missing == 0.0
-    return ColumnFinding(name, kind, reason, missing, numbers, notes, is_id)
+    is_id = kind == "ignored" and len(present) == len(numbers)
+    return ColumnFinding(name, kind, reason, numbers, notes, is_id)
 
 
 def tail_length(present: Numbers) -> float:
@@ -134,16 +137,14 @@ def tail_length(present: Numbers) -> float:
     return float(np.abs(present - median).max() / (high - low)) if high > low else 0.0
 
 
-def _inspect_categories(
-    name: str, values: Categories, missing: float, is_declared: bool
-) -> ColumnFinding:
+def _inspect_categories(name: str, values: Categories, is_declared: bool) -> ColumnFinding:
     counts = Counter(value for value in values if value is not None)
     present = counts.total()
     if len(counts) < 2:
         reason = "no value in any row"
         if counts:
             reason = f"the same in every row ({next(iter(counts))[:40]!r})"
-        return ColumnFinding(name, "ignored", reason, missing, values)
+        return ColumnFinding(name, "ignored", reason, values)
     notes = [] if is_declared else _format_hints(counts)
     is_rare = len(counts) > MAX_CATEGORIES and max(counts.values()) < RARE
     if is_rare or len(counts) == present >= MIN_ROWS:
@@ -153,14 +154,14 @@ def _inspect_categories(
             remedy = "set data.text to use it with your network"
             reason = f"free text of {mean_words:.0f} words on average; {remedy}"
         is_id = ID_NAME.fullmatch(name) is not None and len(counts) == len(values)
-        return ColumnFinding(name, "ignored", reason, missing, values, notes, is_id)
+        return ColumnFinding(name, "ignored", reason, values, notes, is_id)
     if len(counts) > MAX_CATEGORIES:
         notes.append(f"{len(counts)} categories, of which only the most frequent are kept")
     elif len(counts) > present / 2:
         notes.append("most values occur once: free text?")
     if group_similar(counts):
         notes.append("some categories differ only in spaces or capitals")
-    return ColumnFinding(name, "categorical", f"{len(counts)} categories", missing, values, notes)
+    return ColumnFinding(name, "categorical", f"{len(counts)} categories", values, notes)
 
 
 def _format_hints(counts: Iterable[str]) -> list[str]:
@@ -174,14 +175,11 @@ def _format_hints(counts: Iterable[str]) -> list[str]:
     elif all(map(is_number, counts)):
         notes.append("numbers stored as text (set `numeric`)")
     elif all(FORMATTED_NUMBER.fullmatch(value.strip()) for value in counts):
-        notes.append(
-            f"numbers ({', '.join(repr(example[:30]) for example in examples.values())})? "
-            + (
-                "Write all of them with the same sign"
-                if len(examples) > 1
-                else "Their format is ambiguous (set data.decimal and data.thousands)"
-            )
-        )
+        remedy = "Their format is ambiguous (set data.decimal and data.thousands)"
+        if len(examples) > 1:
+            remedy = "Write all of them with the same sign"
+        text_list = ", ".join(repr(example[:30]) for example in examples.values())
+        notes.append(f"numbers ({text_list})? {remedy}")
     if all(DATE_LIKE.fullmatch(value.strip()) for value in counts):
         notes.append(
             f"dates ({next(iter(counts))[:30]!r})? Set data.date_format or --date-format, such as "

@@ -493,7 +493,7 @@ def test_kinds_are_those_of_the_rows_with_a_target(tmp_path):
 
 
 def test_larger_tables_get_fewer_epochs():
-    column = ColumnFinding("x", "numeric", "", 0.0, np.zeros(1))
+    column = ColumnFinding("x", "numeric", "", np.zeros(1))
     classes = {"a": 1_000, "b": 1_000}
 
     def epochs(rows):
