@@ -57,7 +57,6 @@ class Findings:
     shape: tuple[int, ...] = ()
     classes: dict[str, int] = field(default_factory=dict)
     targets: np.ndarray | None = None  # for regression
-    labels: list[str] | None = None  # one per row, for classification of a table
     image_size: tuple[int, int] | None = None  # to which images are resized
     has_test: bool = False
     notes: list[str] = field(default_factory=list)
@@ -153,17 +152,17 @@ def _inspect_table(section: DataSection, table: pa.Table, task: Task | None) -> 
     findings.warnings.extend(total_warnings([*columns, *targets], rows))
     if target is None:
         return findings
-    findings = _add_target(findings, target, table, rows, task)
-    if findings.task is not None and section.group is None and section.time is None:
-        y = findings.targets
-        if y is None:
-            y = np.unique(np.array(findings.labels), return_inverse=True)[1]
-        findings.warnings.extend(split_warnings(columns, y, findings.task == "regression"))
-    return findings
+    has_random_splits = section.group is None and section.time is None
+    return _add_target(findings, target, table, rows, task, has_random_splits)
 
 
 def _add_target(
-    findings: Findings, target: ColumnFinding, table: pa.Table, rows: Index, task: Task | None
+    findings: Findings,
+    target: ColumnFinding,
+    table: pa.Table,
+    rows: Index,
+    task: Task | None,
+    has_random_splits: bool,
 ) -> Findings:
     name = target.name
     if target.kind == "refused" and task is None:
@@ -179,23 +178,21 @@ def _add_target(
     if is_regression:
         findings, y = replace(findings, targets=values), values
     else:
-        counts = dict(Counter(values).most_common())
-        findings = replace(findings, classes=counts, labels=values)
+        findings = replace(findings, classes=dict(Counter(values).most_common()))
         y = np.unique(values, return_inverse=True)[1]
-    features = {column.name: column.values for column in findings.used}
-    leaks = {
-        feature: describe_leak(values, y, is_regression) for feature, values in features.items()
-    }
-    warnings = [
-        f"column {feature} may leak the target: {leak}"
-        for feature, leak in leaks.items()
-        if leak is not None
-    ]
+    warnings = []
+    for column in findings.used:
+        leak = describe_leak(column.values, y, is_regression)
+        if leak is not None:
+            warnings.append(f"column {column.name} may leak the target: {leak}")
     if isinstance(target.values, list) and task != "regression":
         numbers = describe_nearly_numbers({v for v in target.values if v is not None})
         remedy = "for a regression, set --missing-value to read such cells as missing"
         warnings += [f"column {name} has {note}; {remedy}" for note in numbers]
-    return replace(findings, warnings=findings.warnings + warnings + _rare(findings.classes))
+    warnings += _rare(findings.classes)
+    if has_random_splits:
+        warnings += split_warnings(findings.columns, y, is_regression)
+    return replace(findings, warnings=findings.warnings + warnings)
 
 
 def _inspect_arrays(section: DataSection, path: Path, task: Task | None) -> Findings:
