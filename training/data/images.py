@@ -154,11 +154,10 @@ def _image_classes(names: list[str], source: Path) -> dict[str, dict[str, str]]:
 
 
 def _count_outer_folders(files: Iterable[PurePosixPath]) -> int:
-    """Count the nested folders that contain all files, e.g. a zip's top-level folder."""
-    parents = [path.parts[:-1] for path in files]
+    """Count the nested folders that contain all class folders, e.g. a zip's top-level folder."""
     outer = 0
-    while parents and all(len(p) > outer + 1 and p[outer] == parents[0][outer] for p in parents):
-        if parents[0][outer] in SPLIT_NAMES:
+    for names in zip(*(path.parts[:-2] for path in files), strict=False):
+        if len(set(names)) > 1 or names[0] in SPLIT_NAMES:
             break
         outer += 1
     return outer
