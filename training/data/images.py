@@ -33,8 +33,6 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 TRAINING_FORMATS = (*FORMATS, "TIFF")
 SPLIT_NAMES = ("train", "test")
 UNREADABLE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError)
-MAX_IMAGE_BYTES = 1 << 26
-MAX_DATA_BYTES = 1 << 34
 MAX_SHOWN = 10  # suffixes of skipped files
 
 
@@ -175,10 +173,6 @@ def _shape(
         raise InvalidInput(_field(name), expected, f"{width} x {height}")
     height, width = section.image_size or (first[1], first[0])
     shape = (height, width) if is_grey else (3, height, width)
-    size_bytes = len(names) * math.prod(shape)
-    if size_bytes > MAX_DATA_BYTES:
-        expected = f"up to {MAX_DATA_BYTES} bytes of pixels"
-        raise InvalidInput("data.source", expected, f"{size_bytes}")
     return shape, ImageSpec(
         mode="L" if is_grey else "RGB",
         resize=section.image_size is not None,
@@ -200,12 +194,10 @@ def _pixels(
 def _open(name: str, open_file: Callable[[str], IO[bytes]], argument: str) -> ImageFile:
     try:
         with open_file(argument) as file:
-            content = file.read(MAX_IMAGE_BYTES + 1)
+            content = file.read()
     except UNREADABLE as error:
         reason = (str(error) or "a truncated file").splitlines()[0][:200]
         raise InvalidInput(_field(name), "a readable file", reason) from None
-    if len(content) > MAX_IMAGE_BYTES:
-        raise InvalidInput(_field(name), f"up to {MAX_IMAGE_BYTES} bytes", "more")
     return open_image(content, _field(name), TRAINING_FORMATS)
 
 
