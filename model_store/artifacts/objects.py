@@ -207,23 +207,17 @@ class Objects:
             raise StoreUnreachable(f"cannot {action} in {self.url}: {reason}") from None
 
 
-def check_url(url: str, field: str = "DUBITO_STORE") -> None:
+def check_url(url: str, field: str) -> None:
     """Raise InvalidInput if a URL is not a bucket's URL or contains credentials."""
     try:
         parts = urlsplit(url)
-        is_whole = parts.scheme in SCHEMES and bool(parts.hostname)
-        has_extra = (
-            "@" in parts.netloc or ":" in parts.netloc or bool(parts.query or parts.fragment)
-        )
+        has_extra = {"@", ":"} & {*parts.netloc} or parts.query or parts.fragment
+        is_valid = parts.scheme in SCHEMES and parts.hostname and not has_extra
     except ValueError:
-        is_whole = has_extra = False
-    expected = "a folder, or a URL such as s3://bucket/prefix (s3, gs or az)"
-    if has_extra:
-        raise InvalidInput(
-            field, f"{expected} with nothing else, credentials in the environment", "more"
-        )
-    if not is_whole:
-        raise InvalidInput(field, expected, repr(url[:80]))
+        is_valid = False
+    if not is_valid:
+        expected = "a folder, or a URL such as s3://bucket/prefix (s3, gs or az)"
+        raise InvalidInput(field, f"{expected}, with credentials in the environment", "another")
 
 
 def _reason(text: str) -> str:

@@ -2,8 +2,7 @@
 
 The figures use the predictions that were saved with the control rows. Intervals have level 95 %:
 Wilson's intervals for shares ("Probable inference, the law of succession, and statistical
-inference", 1927), and normal intervals for means. The interval of the calibration error is
-corrected for its bias.
+inference", 1927), and normal intervals for means.
 """
 
 import math
@@ -12,7 +11,7 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Float64
 
 from model_store.inference.prediction import Prediction
 from model_store.scores.classification import Scores
@@ -22,10 +21,7 @@ MIN_CONTROL_ROWS = 50  # labelled control rows
 LEVEL = 0.95
 COVERAGE = 0.95  # of the saved sets and intervals
 Z = NormalDist().inv_cdf((1.0 + LEVEL) / 2.0)
-SAMPLES = 1000  # of the calibration error
-BINS = 15
 LEAST_PROBABILITY = 1e-12
-SEED = 0
 
 
 def prediction_records(
@@ -60,21 +56,19 @@ def live_figures(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str
 
 
 def _class_figures(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str, Any]:
-    likelihood, brier, confidence, correct, inside = [], [], [], [], []
+    likelihood, brier, correct, inside = [], [], [], []
     for prediction, label in rows:
         probs: dict[str, float] = prediction["probabilities"]
         best = max(probs, key=lambda name: probs[name])
         true = probs.get(str(label), 0.0)
         likelihood.append(math.log(max(true, LEAST_PROBABILITY)))
         brier.append(sum(p * p for p in probs.values()) - 2.0 * true + 1.0)
-        confidence.append(probs[best])
         correct.append(best == label)
         inside.append(label in prediction["set"])
     return {
         "accuracy": _share(correct),
         "log_likelihood": _mean(np.array(likelihood)),
         "brier": _mean(np.array(brier)),
-        "expected_calibration_error": _calibration_error(np.array(confidence), np.array(correct)),
         "set_coverage_at_95": _share(inside),
     }
 
@@ -108,20 +102,3 @@ def _mean(
     mean, half = float(values.mean()), Z * float(values.std()) / math.sqrt(len(values))
     low = max(mean - half, 0.0) if values.min() >= 0.0 else mean - half
     return {"value": transform(mean), "interval": [transform(low), transform(mean + half)]}
-
-
-def _calibration_error(
-    confidence: Float64[np.ndarray, "N"], correct: Bool[np.ndarray, "N"]
-) -> dict[str, Any]:
-    rows = len(confidence)
-    index = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
-    gaps = np.zeros((rows, BINS))
-    gaps[np.arange(rows), index] = (correct - confidence) / rows
-    gap, error = gaps.sum(axis=0), gaps.std(axis=0) * math.sqrt(rows)
-    noise = error * np.random.default_rng(SEED).normal(size=(SAMPLES, BINS))
-    chance, upper = (
-        float(np.quantile(np.abs(sampled).sum(axis=1), (1 + LEVEL) / 2))
-        for sampled in (noise, gap + noise)
-    )
-    value = float(np.abs(gap).sum())
-    return {"value": value, "interval": [max(0.0, value - chance), max(value, upper)]}

@@ -21,7 +21,6 @@ def test_figures_of_classes_by_hand():
     expected = (math.log(0.8) + math.log(0.4) + math.log(0.1)) / 3
     assert figures["log_likelihood"]["value"] == pytest.approx(expected)
     assert figures["brier"]["value"] == pytest.approx((2 * 0.04 + 2 * 0.36 + 2 * 0.81) / 3)
-    assert figures["expected_calibration_error"]["value"] == pytest.approx((0.2 + 0.6 + 0.9) / 3)
     assert figures["set_coverage_at_95"]["value"] == pytest.approx(2 / 3)
     assert live_figures([(prediction_set(1.0), "other")])["brier"]["value"] == pytest.approx(2.0)
 
@@ -47,13 +46,12 @@ def test_the_interval_of_a_share_is_wilson_s():
 
 def test_intervals_hold_what_they_are_of_about_as_often_as_they_say():
     rng = np.random.default_rng(0)
-    stored = {"log_likelihood": 0, "brier": 0, "expected_calibration_error": 0, "accuracy": 0}
+    stored = {"log_likelihood": 0, "brier": 0, "accuracy": 0}
     p = np.array([0.55, 0.7, 0.95])  # of the label: calibrated, so that the error is 0
     truth = {
         "accuracy": p.mean(),
         "log_likelihood": (p * np.log(p) + (1 - p) * np.log(1 - p)).mean(),
         "brier": (2 * p * (1 - p)).mean(),
-        "expected_calibration_error": 0.0,
     }
     for _ in range(100):
         confidence = rng.choice(p, 200)
