@@ -65,7 +65,6 @@ def add_store_commands(parser: argparse.ArgumentParser) -> None:
 def _add(
     commands: Commands, name: str, about: str, function: str | None = None
 ) -> argparse.ArgumentParser:
-    """Add a command that calls a function in `maintenance`."""
     return add_command(commands, name, f"model_store.maintenance:{function or name}", about)
 
 

@@ -18,8 +18,6 @@ Task = Literal["classification", "regression"]
 
 @dataclass(frozen=True)
 class DetectorNames:
-    """The names of the detectors in each role."""
-
     combined: tuple[str, ...]  # in the flag's statistic
     density: tuple[str, ...] = ()
     two_sided: tuple[str, ...] = ()  # small scores are unusual too

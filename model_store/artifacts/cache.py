@@ -34,8 +34,6 @@ DRAFT = ".draft-"
 
 
 class SavedListing(BaseModel):
-    """The versions and aliases in the last listing of a bucket."""
-
     versions: dict[Name, list[Annotated[int, Field(ge=1)]]]
     aliases: dict[Name, dict[str, str]]
 
@@ -139,7 +137,6 @@ class Cache:
         return lease
 
     def discard(self, lease: Lease) -> None:
-        """Delete a damaged or incomplete copy."""
         lease.close()
         with self._cleaning():
             self._delete(lease.folder, even_locked=True)

@@ -105,7 +105,6 @@ class Folder:
         return read_regular(self.root / path, limit)
 
     def lease(self, manifest: Manifest) -> Lease:
-        """Return a local folder that contains a version's files."""
         return Lease(self.root, self._model_folder(manifest.name) / manifest.version)
 
     def discard(self, lease: Lease) -> bool:  # noqa: ARG002

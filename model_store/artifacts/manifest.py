@@ -40,8 +40,6 @@ Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Record(BaseModel):
-    """Base class for frozen records that reject unknown fields."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -209,8 +207,6 @@ class TargetSpec(Record):
 
 
 class NoiseSpec(Record):
-    """The noise algorithm and the dimensions of each draw."""
-
     algorithm: str
     dimension: Annotated[int, Field(ge=1)]
     theta_dimension: Annotated[int, Field(ge=1)]
@@ -231,8 +227,6 @@ class EncoderSpec(Record):
 
 
 class DetectorSpec(Record):
-    """A version's detectors and the calibration of its flag."""
-
     density: tuple[str, ...]
     two_sided: tuple[str, ...] = ()
     attributed: tuple[str, ...] = ()  # explained by the network's output `terms`

@@ -41,8 +41,6 @@ class Entry(NamedTuple):
 
 
 class Content(NamedTuple):
-    """An object's content and tag, and its version in versioned buckets."""
-
     content: bytes
     tag: str
     version: str | None

@@ -38,8 +38,6 @@ def signature(manifest: Manifest, key: "Ed25519PrivateKey") -> bytes:
 
 @dataclass(frozen=True)
 class TrustedKeys:
-    """The public keys of the publishers that a store trusts."""
-
     keys: tuple["Ed25519PublicKey", ...]  # for every model
     by_model: Mapping[str, tuple["Ed25519PublicKey", ...]] = field(default_factory=dict)
 

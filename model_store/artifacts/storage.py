@@ -67,5 +67,4 @@ def is_url(place: str) -> bool:
 
 
 def resolve_location(place: str) -> str:
-    """Return the absolute path of a folder, or a URL unchanged."""
     return place if is_url(place) else str(Path(place).resolve())

@@ -74,8 +74,6 @@ VERIFY_KEY_VARIABLE = "DUBITO_VERIFY_KEY_FILE"
 
 @dataclass(frozen=True)
 class Artifact:
-    """A verified version and the contents of the requested files."""
-
     manifest: Manifest
     files: dict[str, bytes]
     folder: Path
@@ -120,7 +118,6 @@ class ModelStore:
         return [str(number) for number in sorted(self.storage.numbers(name))]
 
     def aliases(self, name: str) -> dict[str, str]:
-        """Return the version number of each valid alias."""
         return self.read_aliases(name).versions
 
     def read_aliases(self, name: str) -> Aliases:

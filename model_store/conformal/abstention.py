@@ -140,7 +140,6 @@ class Answers:
 def binomial_cdf(
     wrong: Int64[np.ndarray, "T"], rows: Int64[np.ndarray, "T"], risk: float
 ) -> Float64[np.ndarray, "T"]:
-    """Compute the binomial cumulative distribution P(Binomial(rows, risk) <= wrong)."""
     log_factorial = np.concatenate([[0.0], np.log(np.arange(1, rows.max(initial=0) + 1)).cumsum()])
     k = np.arange(wrong.max(initial=0) + 1)
     rest = rows[:, None] - k

@@ -41,7 +41,6 @@ JUDGED, TRUE = "category.judged", "category.true"  # in `calibration.safetensors
 
 
 def cautious_categories(rows: Sequence[int]) -> list[int]:
-    """Select the categories that are combined for rows from an unknown group."""
     return [c for c, n in enumerate(rows) if n >= MIN_CAUTIOUS_ROWS] or [*range(len(rows))]
 
 

@@ -62,7 +62,6 @@ def result_columns(
 
 
 def join_names(manifest: Manifest, missing: Bool[np.ndarray, "N C"]) -> list[str]:
-    """List each row's missing columns, separated by commas."""
     names = [column.name for column in manifest.input.columns]
     return [", ".join(compress(names, row)) for row in missing.tolist()]
 

@@ -206,7 +206,6 @@ class Classes:
         return predictive_scores(sums, standard_errors)
 
     def samples(self, outputs: Float32[np.ndarray, "K N C"]) -> Float32[np.ndarray, "K N C"]:
-        """Return each draw's class probabilities."""
         return np.exp(outputs)
 
     def acquisition(self, scores: Any, name: str) -> Float64[np.ndarray, "N"]:

@@ -113,7 +113,6 @@ class BatchBald:
         return entropy_n - self.candidates.noise[rows]
 
     def choose(self, row: int) -> None:
-        """Add a row to the selection."""
         probs_C_K = self.candidates.outputs[row].reshape(-1, self.num_draws).astype(np.float64)
         if self._draw_S is None:
             mass_S_C = _products(self._weights_S_K, probs_C_K) * self._mass_S[:, None]
@@ -138,7 +137,6 @@ class BatchBald:
         self.step = max(1, STEP_NUMBERS // (self._classes * self.num_draws))
 
     def _sample(self) -> tuple[Int64[np.ndarray, "T"], Int64[np.ndarray, "T"]]:
-        """Sample configurations systematically, stratified by draw."""
         cumulative = np.cumsum((self._weights_S_K * self._mass_S[:, None]).T)
         count = self._max_configurations
         quantiles = (np.arange(count) + self._rng.random()) / count

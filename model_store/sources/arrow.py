@@ -47,7 +47,6 @@ def column_type(column: Column) -> ColumnType | None:
 
 
 def as_text(column: Column) -> Column | None:
-    """Return a column of text, or None for other types."""
     if types.is_string_view(column.type):
         return column.cast(pa.large_string())
     return column if column_type(column) == "text" else None

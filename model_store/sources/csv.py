@@ -138,7 +138,6 @@ def detect_delimiter(sample: str) -> str:
 
 
 def _strip_empty_cells(row: list[str], width: int) -> list[str]:
-    """Remove empty cells beyond `width` from the end of a row."""
     end = len(row)
     while end > width and not row[end - 1].strip():
         end -= 1

@@ -65,7 +65,6 @@ class BoundedFile(io.BytesIO):
 
 
 def image_content(row: Any, field: str) -> bytes:
-    """Return the content of an image file that is given as bytes or base64."""
     if isinstance(row, bytes):
         return row
     if not isinstance(row, str):

@@ -275,7 +275,6 @@ def _length(value: Any) -> int:
 
 
 def _cells(column: Any, spec: AnyColumn, missing: tuple[str, ...]) -> list[Any] | np.ndarray:
-    """Convert a column to numbers, times or JSON values."""
     kind = column_type(column)
     if kind == "text":
         read = cell_reader(spec, missing)

@@ -178,7 +178,6 @@ def describe_shapes(shape: tuple[int, ...]) -> str:
 
 
 def as_file(source: Source) -> Path | io.BytesIO:
-    """Return the path, or a file object with the content."""
     return source if isinstance(source, Path) else io.BytesIO(source)
 
 

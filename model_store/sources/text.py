@@ -88,7 +88,6 @@ class TextEncoder:
 
 
 def text_spec(content: bytes, column: str, max_tokens: int) -> TextSpec:
-    """Read the padding and truncation settings from a tokenizer file."""
     tokenizer = _read(content)
     padding, truncation = tokenizer.padding or {}, tokenizer.truncation or {}
     if "pad_id" in padding:

@@ -281,7 +281,6 @@ class Jobs:
         return folder_bytes(self.folder / name)
 
     def forget(self, name: str) -> None:
-        """Delete a job that has ended, including its files."""
         if self.get(name).is_over:
             shutil.rmtree(self.folder / name, ignore_errors=True)
             with self._database.writing() as connection:

@@ -157,7 +157,6 @@ def labelled_ids(database: Database, model: str, ids: Sequence[str]) -> set[str]
 
 
 def is_saved(database: Database, model: str, name: str) -> bool:
-    """Check whether a row with this id is stored."""
     rows = database.query(
         "SELECT 1 FROM acquired WHERE model = :model AND id = :id UNION "
         "SELECT 1 FROM labels WHERE model = :model AND id = :id",
