@@ -21,7 +21,7 @@ The guarantees treat the weights as exact. In practice, pi is estimated from fin
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 
 from model_store.conformal.calibration import Calibration
 from model_store.conformal.rank_tables import ConformalPValues
@@ -131,14 +131,17 @@ def weighted_p_value(
 
 
 def shift_log_probs(
-    log_probs: Float64[np.ndarray, "K N C"], log_ratio: Float64[np.ndarray, "C"]
+    log_probs: Float[np.ndarray, "K N C"],
+    training_priors: tuple[float, ...],
+    priors: tuple[float, ...],
 ) -> Float64[np.ndarray, "K N C"]:
     """Adjust the log class probabilities of each draw to new class shares with Bayes' rule.
 
-        p'(y | x) = p(y | x) pi'_y / pi_y, normalised
-
-    `log_ratio` is log(pi' / pi), -inf for classes that no row has.
+    p'(y | x) = p(y | x) pi'_y / pi_y, normalised
     """
-    shifted = log_probs + log_ratio
+    ratio = np.zeros(len(priors))  # 0 if both shares are 0
+    np.divide(priors, training_priors, out=ratio, where=np.array(priors) > 0)
+    with np.errstate(divide="ignore"):
+        shifted = log_probs.astype(np.float64) + np.log(ratio)
     shifted -= shifted.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))

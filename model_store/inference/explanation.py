@@ -79,7 +79,7 @@ def explain(
         {name: detectors[name].is_low(prediction.detected[name], labels) for name in combined},
     )
     training_rows = model.training_rows if has_nearest else None
-    shares = np.zeros(x.shape) if model.runtime.has_terms else None
+    shares = np.zeros(x.shape) if model.runtime.terms_shape else None
     nearest: list[tuple[list[str], np.ndarray]] = []
     for n, raw in enumerate(x):
         row = raw if training_rows is None else model.runtime.encoded(raw[None])[0]

@@ -131,11 +131,10 @@ def metadata_number(model: onnx.ModelProto, key: str) -> int:
 
 
 def last_dimension(values: Iterable[onnx.ValueInfoProto], name: str) -> int:
-    (value,) = (value for value in values if value.name == name)
-    dimensions = value.type.tensor_type.shape.dim
-    if len(dimensions) != 3 or dimensions[2].dim_value < 1:
+    axes = axes_of_row(values, name)
+    if len(axes) != 2 or axes[1] < 1:
         raise GraphError("network.onnx", f"expected {name} with 3 axes, the last of fixed length")
-    return int(dimensions[2].dim_value)
+    return axes[1]
 
 
 def axes_of_row(values: Iterable[onnx.ValueInfoProto], name: str) -> tuple[int, ...]:

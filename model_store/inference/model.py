@@ -205,11 +205,7 @@ class Model:
     ) -> Float64[np.ndarray, "K N C"]:
         """Adjust the log class probabilities of each draw to new class shares."""
         assert self.manifest.priors is not None
-        ratio = np.zeros(len(priors))  # 0 if both shares are 0
-        np.divide(priors, self.manifest.priors, out=ratio, where=np.array(priors) > 0)
-        with np.errstate(divide="ignore"):
-            log_ratio = np.log(ratio)
-        return shift_log_probs(outputs.astype(np.float64), log_ratio)
+        return shift_log_probs(outputs, self.manifest.priors, priors)
 
 
 def _calibration(artifact: Artifact) -> tuple[Calibration, LabelShift | None]:

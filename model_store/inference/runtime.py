@@ -297,10 +297,6 @@ class Runtime:
     def encoded(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N F"]:
         return x if self.encoder is None else self.encoder(x)
 
-    @property
-    def has_terms(self) -> bool:
-        return self.terms_shape is not None
-
     def terms(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N A I"]:
         """Compute each input number's contribution to the A attributed density scores.
 

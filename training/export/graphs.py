@@ -406,7 +406,7 @@ def parity(
         for name, part in differences.items():
             parts.setdefault(name, []).append(part)
         parts["density"].append(_relative(run_density, density.numpy(), density.numpy()))
-    if runtime.has_terms:
+    if runtime.terms_shape is not None:
         terms = network.terms(torch.from_numpy(x)).numpy()
         total = terms.sum(axis=2, keepdims=True)
         parts["terms"] = [_relative(runtime.terms(x), terms, total)]
@@ -425,7 +425,9 @@ def _check_independent_rows(runtime: Runtime, x: np.ndarray, theta: np.ndarray) 
     def answers(rows: np.ndarray) -> dict[str, np.ndarray]:
         outputs, densities = runtime.run(rows, theta)
         arrays = {"outputs": outputs.swapaxes(0, 1), "densities": densities}
-        return {**arrays, "terms": runtime.terms(rows)} if runtime.has_terms else arrays
+        if runtime.terms_shape is not None:
+            arrays["terms"] = runtime.terms(rows)
+        return arrays
 
     together = answers(x)
     for n in range(len(x)):

@@ -225,7 +225,7 @@ def _export(result: "Fitted", output: ClassSpec | TargetSpec) -> Exported:
             tuple(recipe.combined),
             tuple(network.density),
             network.two_sided,
-            attributed=network.attributed if runtime.has_terms else (),
+            attributed=network.attributed if runtime.terms_shape else (),
         ),
         fields={
             "method": recipe.method,
