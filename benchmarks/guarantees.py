@@ -43,7 +43,7 @@ def flagged_rows(
 ) -> Bool[np.ndarray, "N"]:
     """Calibrate on the first two parts, and return which rows of the last part are flagged."""
     reference, ranking, test = split
-    names = model.manifest.detectors.names
+    names = model.manifest.detectors
     sets = np.ones((1, len(ranking)))  # Flags do not depend on nonconformities.
     calibration = Calibration.fit(
         [1],

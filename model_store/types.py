@@ -1,7 +1,6 @@
 """Types shared between modules."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from mmap import mmap
 from typing import Literal
 
@@ -14,11 +13,3 @@ def no_pause() -> None:
 
 
 Task = Literal["classification", "regression"]
-
-
-@dataclass(frozen=True)
-class DetectorNames:
-    combined: tuple[str, ...]  # in the flag's statistic
-    density: tuple[str, ...] = ()
-    two_sided: tuple[str, ...] = ()  # small scores are unusual too
-    attributed: tuple[str, ...] = ()  # explained by the network's output `terms`

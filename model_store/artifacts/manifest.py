@@ -17,7 +17,7 @@ from pydantic import (
 
 from model_store.errors import BrokenArtifact
 from model_store.scores.transforms import Transform
-from model_store.types import DetectorNames, Task
+from model_store.types import Task
 
 FORMAT_VERSION: Final = 1
 FORMAT_MINOR: Final = 0  # raised by fields that older readers can ignore
@@ -226,11 +226,16 @@ class EncoderSpec(Record):
     rows_at_once: Annotated[int, Field(ge=1)]
 
 
-class DetectorSpec(Record):
-    density: tuple[str, ...]
-    two_sided: tuple[str, ...] = ()
+class DetectorNames(Record):
+    """The names of the detectors in each role."""
+
+    density: tuple[str, ...] = ()
+    two_sided: tuple[str, ...] = ()  # small scores are unusual too
     attributed: tuple[str, ...] = ()  # explained by the network's output `terms`
-    combined: Annotated[tuple[str, ...], Field(min_length=1)]
+    combined: Annotated[tuple[str, ...], Field(min_length=1)]  # in the flag's statistic
+
+
+class DetectorSpec(DetectorNames):
     draw_counts: Annotated[tuple[int, ...], Field(min_length=1)]
     reference_rows: Annotated[int, Field(ge=1)]
     ranking_rows: Annotated[int, Field(ge=1)]
@@ -239,10 +244,6 @@ class DetectorSpec(Record):
     rows_per_draw_set: Annotated[int, Field(ge=1)] = 1  # in the calibration splits
     tail: Literal["predictive"] = "predictive"  # extrapolation beyond the reference scores
     scores_version: Literal[3] = SCORES_VERSION
-
-    @cached_property
-    def names(self) -> DetectorNames:
-        return DetectorNames(self.combined, self.density, self.two_sided, self.attributed)
 
 
 class CategorySpec(Record):

@@ -27,13 +27,13 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from model_store.artifacts.manifest import DetectorNames
 from model_store.conformal.abstention import Answers
 from model_store.conformal.detectors import FittedDetector, Standard, Surprisal, flag_statistic
 from model_store.conformal.mondrian import Categories, CategoryKind
 from model_store.conformal.rank_tables import RankTables
 from model_store.scores.records import SMALLEST, check_tensor
 from model_store.scores.tasks import DETECTED
-from model_store.types import DetectorNames
 
 DEFAULT_FPR = 0.05  # of flags
 DEFAULT_COVERAGE = 0.95  # of sets and intervals; needs as many rows as the default fpr

@@ -214,7 +214,7 @@ def _calibration(artifact: Artifact) -> tuple[Calibration, LabelShift | None]:
         tensors = load(artifact.files[CALIBRATION_FILE])
         calibration = Calibration.from_tensors(
             tensors,
-            manifest.detectors.names,
+            manifest.detectors,
             manifest.num_labels,
             None if categories is None else (categories.kind, categories.names),
         )

@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save
 
-from model_store.artifacts.manifest import CategorySpec, Description
+from model_store.artifacts.manifest import CategorySpec, Description, DetectorNames
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.abstention import Answers
 from model_store.conformal.calibration import Calibration, DetectorScores
@@ -22,7 +22,6 @@ from model_store.inference.model import NEEDED, Model, detector_scores
 from model_store.inference.noise import NOISE_ALGORITHM
 from model_store.inference.runtime import Runtime
 from model_store.scores.classification import predictive_scores, predictive_sums
-from model_store.types import DetectorNames
 
 INPUTS, HIDDEN, CLASSES, NOISE = 3, 6, 4, 5
 COUNTS = [1, 2, 5, 10, 20]

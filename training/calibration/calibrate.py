@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
+from model_store.artifacts.manifest import DetectorNames
 from model_store.conformal.abstention import Answers
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.conformal.mondrian import UNKNOWN, Categories, CategoryKind
@@ -15,7 +16,6 @@ from model_store.inference.runtime import Runtime
 from model_store.scores.classification import Scores
 from model_store.scores.tasks import AnyScores
 from model_store.scores.transforms import Transform
-from model_store.types import DetectorNames
 from training.data import MAX_GROUPS, Dataset, Rows
 from training.data.targets import apply_transform
 from training.scoring import rows_per_draw_set, served_scores

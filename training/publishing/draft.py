@@ -20,6 +20,7 @@ from model_store.artifacts.manifest import (
     CategorySpec,
     ClassSpec,
     Description,
+    DetectorNames,
     DetectorSpec,
     Manifest,
     TargetSpec,
@@ -38,7 +39,6 @@ from model_store.errors import DubitoError
 from model_store.inference.model import CALIBRATION_FILE, Model
 from model_store.inference.preflight import PreflightProcess
 from model_store.inference.runtime import Runtime
-from model_store.types import DetectorNames
 from training import log
 from training.calibration.calibrate import CategoryChoice, calibrate
 from training.data import Dataset, Rows
@@ -94,7 +94,7 @@ class Exported:
         encoder = {} if manifest.encoder is None else {ENCODER: artifact.folder / ENCODER}
         fields = {name: getattr(manifest, name) for name in MODEL_FIELDS}
         runtime = Model.load(artifact).runtime
-        return cls({**artifact.files, **encoder}, runtime, manifest.detectors.names, fields)
+        return cls({**artifact.files, **encoder}, runtime, manifest.detectors, fields)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,10 +124,7 @@ def draft_version(
         runtime, *splits, counts, names, num_labels, rows.seed, transform, by_category
     )
     detectors = DetectorSpec(
-        density=names.density,
-        two_sided=names.two_sided,
-        attributed=names.attributed,
-        combined=names.combined,
+        **{name: getattr(names, name) for name in DetectorNames.model_fields},
         draw_counts=tuple(counts),
         reference_rows=len(rows.reference),
         ranking_rows=len(rows.ranking),

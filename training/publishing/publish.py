@@ -17,6 +17,7 @@ from model_store.artifacts.manifest import (
     TOKENIZER,
     TRAINING_ROWS,
     ClassSpec,
+    DetectorNames,
     Manifest,
     NoiseSpec,
     TargetSpec,
@@ -25,7 +26,6 @@ from model_store.artifacts.store import LATEST, ModelStore
 from model_store.errors import InvalidInput
 from model_store.inference.model import NEEDED, Model
 from model_store.inference.training_rows import TrainingRows
-from model_store.types import DetectorNames
 from training import log
 from training.calibration.calibrate import CategoryChoice
 from training.data import Dataset, Rows, load
@@ -222,9 +222,9 @@ def _export(result: "Fitted", output: ClassSpec | TargetSpec) -> Exported:
         files={**files, WEIGHTS: save(weights), **extra_files},
         runtime=runtime,
         detectors=DetectorNames(
-            tuple(recipe.combined),
-            tuple(network.density),
-            network.two_sided,
+            combined=tuple(recipe.combined),
+            density=tuple(network.density),
+            two_sided=network.two_sided,
             attributed=network.attributed if runtime.terms_shape else (),
         ),
         fields={

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save
 from scipy import stats
 
+from model_store.artifacts.manifest import DetectorNames
 from model_store.conformal.abstention import Answers
 from model_store.conformal.calibration import (
     DEFAULT_COVERAGE,
@@ -17,7 +18,6 @@ from model_store.conformal.calibration import (
     format_rate,
 )
 from model_store.conformal.rank_tables import conformal_p_value, mass_above, quantile
-from model_store.types import DetectorNames
 from tests.support.p_values import find_p_values
 
 DETECTORS = ("a", "b", "c")
@@ -104,7 +104,7 @@ def test_noise_is_flagged_where_few_rows_calibrate(reference, ranking):
     reference rows hides all noise (with an exponential tail in a fifth to a third of the splits).
     """
     generator = np.random.default_rng(reference)
-    names = DetectorNames(("a", "b", "c", "d"), density=("b", "c", "d"), two_sided=("c",))
+    names = DetectorNames(combined=("a", "b", "c", "d"), density=("b", "c", "d"), two_sided=("c",))
 
     def drawn(rows, shift=0.0):
         doubt = generator.random(rows)
@@ -150,7 +150,7 @@ def test_each_number_of_draws_has_its_own_calibration():
     rows = np.array([[1.0, 2.0, 3.0], [11.0, 12.0, 13.0]])
     scores = DetectorScores({"a": rows}, np.zeros((2, 3), dtype=int))
     calibration = Calibration.fit(
-        [1, 10], scores, scores, np.full((2, 3), 0.5), DetectorNames(("a",)), 1
+        [1, 10], scores, scores, np.full((2, 3), 0.5), DetectorNames(combined=("a",)), 1
     )
     new, label = {"a": np.array([5.0])}, np.array([0])
     assert find_p_values(calibration, new, label, 1).p_value == 0.25
@@ -164,7 +164,7 @@ def test_a_score_is_judged_among_those_of_its_label_and_from_both_sides_where_th
         generator.normal(size=(1, 400)) + 10.0 * labels
     )  # label 1 has scores e^10 times as large
     pair = DetectorScores({"low": density, "high": density}, labels)
-    names = DetectorNames(("low", "high"), density=("low", "high"), two_sided=("low",))
+    names = DetectorNames(combined=("low", "high"), density=("low", "high"), two_sided=("low",))
     calibration = Calibration.fit([1], pair, pair, np.full((1, 400), 0.5), names, 2)
 
     def p_values(log_score, label):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from model_store.artifacts.manifest import DetectorNames
 from model_store.conformal.abstention import Answers
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.conformal.mondrian import MIN_CAUTIOUS_ROWS, UNKNOWN, Categories
@@ -13,10 +14,9 @@ from model_store.conformal.rank_tables import (
     quantile,
     target_nonconformity,
 )
-from model_store.types import DetectorNames
 from tests.support.p_values import find_p_values
 
-NAMES = DetectorNames(("a",))
+NAMES = DetectorNames(combined=("a",))
 SPLITS = 150
 ROWS = np.array([79, 59, 99])  # ranking rows of each category
 NEW = 60

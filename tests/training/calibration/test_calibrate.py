@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
+from model_store.artifacts.manifest import DetectorNames
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.rank_tables import class_nonconformity
 from model_store.inference.model import detector_scores
 from model_store.inference.runtime import Runtime
 from model_store.scores.classification import predictive_scores, predictive_sums
-from model_store.types import DetectorNames
 from training.calibration.calibrate import by_detector, calibrate
 from training.data import digits
 from training.detectors import COMBINED
@@ -14,7 +14,7 @@ from training.scoring import draw_counts, draw_seed, served_scores
 from training.seeds import hash_key
 
 COUNTS = [1, 2, 3, 5, 10]
-NAMES = DetectorNames(("bald", "residual"), COMBINED, ("residual",))
+NAMES = DetectorNames(combined=("bald", "residual"), density=COMBINED, two_sided=("residual",))
 ROWS = 45  # more than one chunk of rows
 
 
