@@ -83,16 +83,6 @@ def test_a_race_takes_the_same_rows_from_fewer_draws():
     assert sum(rows for rows, draws in request if draws == 100) < 100
 
 
-def test_batchbald_takes_no_two_rows_that_teach_the_same():
-    rng = np.random.default_rng(2)
-    outputs = log_probs(rng, 50, 12)
-    best = taken(outputs, "bald", 1)[0]
-    outputs[:, (best + 1) % 12] = outputs[:, best] - 1e-4
-    assert set(taken(outputs, "bald", 2)) == {best, (best + 1) % 12}
-    batch = taken(outputs, "batchbald", 2)
-    assert len(set(batch) & {best, (best + 1) % 12}) == 1
-
-
 def test_bald_of_a_single_draw_is_0_and_takes_rows_at_random():
     item, other = (log_probs(np.random.default_rng(seed), 1, 60) for seed in (4, 5))
     assert taken(item, "bald", 5) == taken(other, "bald", 5) != [0, 1, 2, 3, 4]

@@ -54,14 +54,6 @@ def assert_refused(store, name, version, reason):
         assert str(raised.value) == f"model {name} version {version}: {reason}"
 
 
-def test_what_is_signed_is_read_and_what_is_not_is_refused_by_name(trusting):
-    assert trusting.open("m", "1").files == tiny_files()
-    get_signature(trusting, "m", "1").unlink()
-    assert_refused(trusting, "m", "1", UNSIGNED)
-    assert trusting.open("m", "2").files == tiny_files()
-    assert ModelStore(trusting.root).open("m", "1").files == tiny_files()
-
-
 def test_the_signature_is_that_of_the_format(trusting, key):
     digest = json.loads((trusting.root / "m" / "2" / "manifest.json").read_text())["digest"]
     text = f"dubito version 1\nm\n2\n{digest}\n".encode()

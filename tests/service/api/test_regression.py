@@ -215,21 +215,6 @@ def test_a_pool_is_ranked_by_variances(client, wavy, acquisition, score):
     ]
 
 
-@pytest.mark.parametrize("acquisition", ["variance", "epistemic_variance"])
-def test_a_race_ranks_a_pool_of_a_regression_as_all_draws_do(client, wavy, acquisition):
-    request = {
-        "model": "wavy",
-        "pool": wavy["x_test"].tolist(),
-        "acquisition": acquisition,
-        "seed": 3,
-        "k": 3,
-    }
-    expected = client.post("/acquire", json={**request, "num_samples": 100}).json()
-    raced = client.post("/acquire", json={**request, "num_samples": 100, "race": 0.01}).json()
-    assert raced["ranking"] == expected["ranking"]
-    assert 3 <= raced["finalists"] <= len(wavy["x_test"])
-
-
 def test_a_pool_is_ranked_by_epistemic_variance_unless_another_score_is_asked_for(client, wavy):
     answer = client.post(
         "/acquire", json={"model": "wavy", "pool": wavy["x_test"][:5].tolist()}
