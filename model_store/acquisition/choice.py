@@ -151,7 +151,7 @@ def joint_ranking(
 ) -> list[dict[str, Any]]:
     """Select k rows from a pool by their joint score. The result is in the `/acquire` format.
 
-    `rows` are the pool's indices of the candidates, all of which are selected if k is larger.
+    `rows` are the candidates' indices in the pool. If k is larger, all of them are selected.
     """
     order = np.argsort(id_hashes([ids[i] for i in rows.tolist()], seed), kind="stable")
     selection = greedy(joint, order, min(k, len(rows)), pause)

@@ -182,7 +182,7 @@ class InputSpec(Record):
     @model_validator(mode="after")
     def _check_columns(self) -> "InputSpec":
         if self.columns and self.shape != (sum(map(column_width, self.columns)),):
-            raise ValueError(f"columns: expected as many numbers as in shape {self.shape}")
+            raise ValueError(f"columns: expected columns that fill the shape {self.shape}")
         return self
 
 
@@ -273,7 +273,7 @@ class FileSpec(Record):
     size: Annotated[int, Field(ge=0)]
 
     def check(self, size: int, sha256: str) -> None:
-        """Raise ValueError for the size or digest of another file."""
+        """Raise ValueError if the size or digest of a file differs."""
         if size != self.size:
             raise ValueError(f"expected {self.size} bytes as in the manifest, got {size}")
         if sha256 != self.sha256:

@@ -17,7 +17,7 @@ REPORTS = "reports"  # evaluation reports: `model_store.artifacts.report`
 REPORT = "report.json"
 
 
-Files = Mapping[str, bytes | Path]  # the content or a copy of each file
+Files = Mapping[str, bytes | Path]  # the content or path of each file
 
 
 @dataclass

@@ -9,7 +9,7 @@ def test_columns_that_do_not_fill_a_row_are_refused():
     column = {"name": "a", "kind": "categorical", "categories": ["x", "y"]}
     spec = {"minimum": 0, "maximum": 255, "columns": [column]}
     assert InputSpec.model_validate({**spec, "shape": [3]}).shape == (3,)
-    with pytest.raises(ValidationError, match="columns: expected as many numbers"):
+    with pytest.raises(ValidationError, match="columns: expected columns that fill"):
         InputSpec.model_validate({**spec, "shape": [2]})
 
 
