@@ -211,8 +211,7 @@ class RankTables:
         return int((np.arange(1, rows + 1) / (rows + 1)).searchsorted(level, side="right"))
 
     def _abstention(self) -> Abstention:
-        if self.abstention is None:
-            raise ValueError("this calibration has no data for abstention")
+        assert self.abstention is not None
         return self.abstention
 
 

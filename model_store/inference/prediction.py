@@ -62,8 +62,7 @@ class Prediction:
         return replace(self, **parts)
 
     def with_groups(self, groups: Int64[np.ndarray, "N"]) -> "Prediction":
-        if self.categories is None:
-            raise ValueError("expected a model with categories")
+        assert self.categories is not None
         return replace(self, categories=groups)
 
     @cached_property

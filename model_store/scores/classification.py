@@ -94,9 +94,6 @@ def predictive_scores(sums: DrawSums, standard_errors: bool | Collection[str] = 
     """Compute the scores, with standard errors for all scores or only the named ones.
 
     `bald_corrected` needs the standard error of `entropy` or `bald`.
-
-    Raises:
-        ValueError: if there are no draws.
     """
     sums = sums.drop_empty_groups()
     mean_over_draws = Average(sums.num_draws)

@@ -104,9 +104,6 @@ def target_scores(
     """Compute the scores for a transformed target from the sums on both scales.
 
     The median uses one Gaussian per group, so with more than `GROUPS` draws it is approximate.
-
-    Raises:
-        ValueError: if there are no draws.
     """
     transformed, in_units = sums.component(0).drop_empty_groups(), sums.component(1)
     scores = mixture_scores(transformed, standard_errors)

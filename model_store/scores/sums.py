@@ -62,10 +62,6 @@ class DrawSums:
 
     def merge(self, other: "DrawSums") -> "DrawSums":
         """Merge with sums over other draws for the same rows."""
-        if self.prediction.shape[:-1] != other.prediction.shape[:-1]:
-            raise ValueError(
-                f"expected sums of shape {self.prediction.shape}, got {other.prediction.shape}"
-            )
         groups = max(len(self.num_draws), len(other.num_draws))
         if len(self.num_draws) < groups:
             return self._pad_to(groups).merge(other)
@@ -100,8 +96,6 @@ class DrawSums:
 
     def drop_empty_groups(self) -> "DrawSums":
         has_draws = self.num_draws > 0
-        if not has_draws.any():
-            raise ValueError("expected at least one draw, got none")
         if has_draws.all():
             return self
         parts = (np.compress(has_draws, values, axis=-1) for values in self._arrays)

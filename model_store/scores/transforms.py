@@ -16,12 +16,11 @@ and in a batch.
 """
 
 import math
-from itertools import pairwise
 from typing import Annotated, Literal
 
 import numpy as np
 from jaxtyping import Float, Float64
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 NODES = 24  # variance of a log-normal with log std 1: exact to 1e-9
 MAX_LOG = 300.0  # targets are clipped at e^300, whose square is finite
@@ -56,17 +55,6 @@ class RankTransform(TransformRecord):
     values: Annotated[tuple[FiniteFloat, ...], Field(min_length=2)]
     scores: Annotated[tuple[FiniteFloat, ...], Field(min_length=2)]
     least: FiniteFloat | None = None
-
-    @model_validator(mode="after")
-    def _rises(self) -> "RankTransform":
-        if len(self.values) != len(self.scores):
-            raise ValueError(
-                f"scores: expected one per value ({len(self.values)}), got {len(self.scores)}"
-            )
-        for name, numbers in (("values", self.values), ("scores", self.scores)):
-            if any(a >= b for a, b in pairwise(numbers)):
-                raise ValueError(f"{name}: expected rising numbers")
-        return self
 
 
 Transform = LogTransform | RankTransform

@@ -239,12 +239,6 @@ def test_the_doubt_is_kept_in_the_order_of_the_statistic():
         assert abstention.is_wrong.tolist() == is_wrong[j][order].tolist()
 
 
-def test_a_calibration_without_labels_certifies_no_risk():
-    calibration = fitted(np.random.default_rng(0))
-    with pytest.raises(ValueError, match="no data for abstention"):
-        calibration.rank_tables[1].largest_uncertainty(0.05, 0.1)
-
-
 # Tensors
 
 
