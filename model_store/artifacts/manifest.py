@@ -21,7 +21,6 @@ from model_store.types import Task
 
 FORMAT_VERSION: Final = 1
 FORMAT_MINOR: Final = 0  # raised by fields that older readers can ignore
-SCORES_VERSION: Final = 3
 GRAPHS = ("sampler.onnx", "network.onnx")
 FILES = (*GRAPHS, "weights.safetensors", "calibration.safetensors")
 TRAINING_ROWS = "training-rows.safetensors"
@@ -242,8 +241,6 @@ class DetectorSpec(DetectorNames):
     ranking_copies: Annotated[int, Field(ge=0)] = 0  # duplicates among the ranking rows
     smallest_fpr: Annotated[float, Field(gt=0, lt=1)]
     rows_per_draw_set: Annotated[int, Field(ge=1)] = 1  # in the calibration splits
-    tail: Literal["predictive"] = "predictive"  # extrapolation beyond the reference scores
-    scores_version: Literal[3] = SCORES_VERSION
 
 
 class CategorySpec(Record):

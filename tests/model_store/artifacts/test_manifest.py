@@ -28,8 +28,6 @@ UNSAID = {
     "CategoricalColumn.indicator": False,
     "DetectorSpec.ranking_copies": 0,
     "DetectorSpec.rows_per_draw_set": 1,
-    "DetectorSpec.tail": "predictive",
-    "DetectorSpec.scores_version": 3,
     "Description.precision": "float32",
 }
 
