@@ -5,11 +5,9 @@ zip archive.
 """
 
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
-from hashlib import blake2b
 from pathlib import Path
-
-import numpy as np
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
@@ -133,10 +131,7 @@ def file_stamp(path: Path) -> str:
 def check_ids(ids: list[str], rows: int) -> None:
     if len(ids) != rows:
         raise InvalidInput(IDS, f"an id for each of the {rows} pool rows", f"{len(ids)}")
-    hashed = (blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16) for name in ids)
-    digests = np.frombuffer(b"".join(digest.digest() for digest in hashed), dtype="V16")
-    _, firsts, counts = np.unique(digests, return_index=True, return_counts=True)
-    if len(firsts) < rows:
-        repeated = ids[int(firsts[np.argmax(counts)])]
+    if len({*ids}) < rows:
+        ((repeated, _),) = Counter(ids).most_common(1)
         received = f"duplicates such as {repeated[:80]!r}"
         raise InvalidInput(IDS, "unique ids", received)
