@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ from training.export.graph_cache import export_program, strip_notes
 from training.export.local import localise
 from training.export.served import ServedNetwork, served_network
 from training.networks.networks import MemberNetwork
-from training.networks.probes import find_operator, reads_values, without_fast_path
+from training.networks.probes import list_operators, without_fast_path
 
 ROWS, DRAWS = "rows", "draws"  # axes whose length varies
 PARITY_TOLERANCE = 1e-3  # far above rounding errors
@@ -52,6 +53,8 @@ CHECKED_ROWS = 16
 CHECKED_DETECTORS = ("feature_neighbours",)  # the others do not depend on the module
 ROUNDED_SHARE = 1e-3
 NO_SUCH_OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.]+)'")
+# Operators that return a Python value.
+READS_VALUES = {"_local_scalar_dense", "is_nonzero"}
 UNTRANSLATED = re.compile(r"Error when translating node .*?target=torch\.ops\.(\w+\.\w+)")
 
 
@@ -198,7 +201,7 @@ def _explain_failure(error: Exception, network: Network, x: Tensor) -> tuple[str
         assert isinstance(cause, Exception)
         causes.append(cause)
     texts = [clean_message(cause) for cause in causes]
-    theta = torch.zeros(2, 1, network.theta_dimension)
+    run = partial(network, x, torch.zeros(2, 1, network.theta_dimension))
     for text in texts:
         unknown = NO_SUCH_OPERATOR.search(text) or UNTRANSLATED.search(text)
         if unknown is not None:
@@ -209,10 +212,13 @@ def _explain_failure(error: Exception, network: Network, x: Tensor) -> tuple[str
                 if isinstance(network, MemberNetwork)
                 else network.get_submodule("module")
             )
-            layer = find_operator(module, lambda: network(x, theta), operator)
-            place = "" if layer is None else f" ({layer})"
-            return "operators that ONNX supports", f"{operator}{place}"
-    if any("data-dependent" in text for text in texts) or reads_values(lambda: network(x, theta)):
+            calls = list_operators(module, run)
+            places = (
+                f" ({layer})" for call, layer in calls if call.overloadpacket.__name__ == operator
+            )
+            return "operators that ONNX supports", f"{operator}{next(places, '')}"
+    names = {call.overloadpacket.__name__ for call, _ in list_operators(network, run)}
+    if any("data-dependent" in text for text in texts) or READS_VALUES & names:
         expected = "a forward pass without control flow that depends on values (use torch.where)"
         return expected, "one with if, while, int(), float() or .item() of a tensor"
     if isinstance(error, GraphError):

@@ -112,8 +112,7 @@ class DrawnNetwork(Network):
         self.shares_input = True
         self.contexts: list[LayerContext] = []
         self.initial: dict[str, Tensor] = {}  # the module's weights by slot, if weights are random
-        # Parameter names of masked weights, and buffer names of their keep probabilities.
-        self.masked_weights: list[tuple[str, str]] = []
+        self.keep: dict[str, float] = {}  # of the inputs of masked weights, by parameter name
         selection = select_layers(module, stochastic.layers)
         check_repeatable(module, examples)
         dropouts = mask_dropouts(module, stochastic.layers) if stochastic.kind == "masks" else {}
@@ -127,7 +126,7 @@ class DrawnNetwork(Network):
         self.slots = [context.slot for context in self.contexts]
         self.theta_dimension = sum(slot.size for slot in self.slots)
         if not self.theta_dimension:
-            if self.masked_weights:
+            if self.keep:
                 expected = "a second layer to mask, or posterior.input_rate"
                 raise InvalidInput("network", expected, "neither")
             raise InvalidInput("network", "a Linear, Conv1d or Conv2d layer to draw", "none")
@@ -218,16 +217,16 @@ class DrawnNetwork(Network):
         return sorted(layers, key=lambda layer: order.index(layer.context.slot.name))
 
     def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
-        """Compute sum_l sum_i |W_li|^2 / (2 keep_li prior_std^2) over inputs i of masked layers l.
+        """Compute sum_l |W_l|^2 / (2 keep_l prior_std^2) over masked layers l.
 
-        A draw of the weights is W_li / keep_li with probability keep_li, else 0. Up to a constant,
+        A draw of an input's weights is W / keep with probability keep, else 0. Up to a constant,
         this is the KL between that posterior and the prior N(0, prior_std^2 I) on weights (Gal and
-        Ghahramani 2016, "Dropout as a Bayesian approximation", appendix, equation 13).
+        Ghahramani 2016, "Dropout as a Bayesian approximation", appendix, equation 13). If only some
+        inputs of a layer are masked, the KL is approximate.
         """
-        weights = self.module.get_parameter
         squares = [
-            _sum_squares(weights(name), 1.0 / getattr(self, keep))
-            for name, keep in self.masked_weights
+            self.module.get_parameter(name).square().sum() / keep
+            for name, keep in self.keep.items()
         ]
         return torch.stack(squares).sum() / (2.0 * prior_std**2)
 
@@ -260,7 +259,7 @@ class DrawnNetwork(Network):
         return module
 
     def _layer(
-        self, name: str, layer: Drawable, stochastic: Stochastic, first: bool, keep: Tensor | None
+        self, name: str, layer: Drawable, stochastic: Stochastic, first: bool, keep: float | None
     ) -> nn.Module:
         if stochastic.kind == "scales":
             context = self._context(Slot(name, (len(layer.weight),)))
@@ -280,10 +279,7 @@ class DrawnNetwork(Network):
         if rate > 0:
             mask = self._mask(name, inputs, 1.0 - rate, isinstance(layer, nn.Linear))
             inner, path = nn.Sequential(mask, layer), f"{name}.1"
-        keep = torch.full((inputs,), 1.0 - rate) if keep is None else keep
-        buffer = f"keep_{len(self.masked_weights)}"
-        self.register_buffer(buffer, keep, persistent=False)
-        self.masked_weights.append((f"{path}.weight", buffer))
+        self.keep[f"{path}.weight"] = 1.0 - rate if keep is None else keep
         return inner
 
     def _mask(self, name: str, units: int, keep: float, on_last_axis: bool = False) -> MaskLayer:
@@ -427,13 +423,6 @@ def _outermost(module: nn.Module) -> list[nn.Module]:
     if isinstance(module, WEIGHTED):
         return [module]
     return [layer for child in module.children() for layer in _outermost(child)]
-
-
-def _sum_squares(weight: Tensor, factors: Float[Tensor, "I"]) -> Float[Tensor, ""]:
-    """Compute sum_i factor_i |W_i|^2 over inputs i."""
-    squares = weight.square().flatten(2).sum(2) if weight.ndim > 2 else weight.square()
-    groups = len(factors) // squares.shape[1]  # groups of a convolution
-    return torch.dot(squares.unflatten(0, (groups, -1)).sum(1).flatten(), factors)
 
 
 def _is_chain(module: nn.Module) -> bool:

@@ -4,10 +4,10 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from jaxtyping import Float, Num
+from jaxtyping import Num
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -26,7 +26,6 @@ DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.FeatureA
 REPEATED_ROWS = 3
 ROWS = 32  # so many that a live unit is unlikely to be 0 in all of them
 
-READS_VALUES = ("_local_scalar_dense", "is_nonzero")  # operators that return a Python value
 SEPARATE_ROWS = "one output row for each input row, independent of other rows"
 
 Layers = Mapping[str, nn.Module]
@@ -112,18 +111,19 @@ def check_ids(module: nn.Module, shape: Sequence[int], largest: int) -> None:
 def check_repeatable(module: nn.Module, examples: Num[Tensor, "R ..."]) -> None:
     """Check that each row's outputs are deterministic and independent of other rows."""
     rows = examples[:REPEATED_ROWS]
-    layers = {name: layer for name, layer in module.named_modules() if name}
-    runs = [_run_with_seed(module, module, rows, seed) for seed in (1, 2)]
-    first, _ = runs[0]
+    with torch.random.fork_rng(devices=[]):
+        first, second = (run_on_rows(module, rows) for _ in range(2))
     if not isinstance(first, Tensor):
         actual = f"a {type(first).__name__}"
         raise InvalidInput("network", "a module that returns a tensor", actual)
-    _check_equal(runs, "a forward pass without random numbers or state between calls")
+    if not _are_equal(first, second):
+        expected = "a forward pass without random numbers or state between calls"
+        raise InvalidInput("network", expected, _explain_difference(module, module, rows))
     alone = torch.cat([run_on_rows(module, rows[n : n + 1]) for n in range(len(rows))])
     if not are_close(alone, first):
         steps_first = (
             f" (layer {name}: {type(layer).__name__} has batch_first=False)"
-            for name, layer in layers.items()
+            for name, layer in module.named_modules()
             if getattr(layer, "batch_first", True) is False
         )
         actual = f"a module that mixes rows{next(steps_first, '')}"
@@ -134,8 +134,9 @@ def check_training(
     module: nn.Module, frozen: Sequence[nn.Module], examples: Num[Tensor, "R ..."]
 ) -> None:
     """Check that outputs in training mode are deterministic if dropout is disabled."""
-    runs = []
-    for seed in (1, 2):
+    rows = examples[:REPEATED_ROWS]
+    trials = []
+    for _ in range(2):
         # Separate copies, because layers such as spectral norms update their state in training.
         trial, evaluated = copy.deepcopy((module, list(frozen)))
         trial.train()
@@ -145,9 +146,26 @@ def check_training(
             turn_off_dropout(layer)
             if isinstance(layer, DROPOUTS):
                 layer.p = 0.0
-        runs.append(_run_with_seed(trial, trial.__call__, examples[:REPEATED_ROWS], seed))
-    expected = "a forward pass without random numbers in training (use Dropout layers)"
-    _check_equal(runs, expected)
+        trials.append(trial)
+    with torch.random.fork_rng(devices=[]):
+        # `__call__` keeps the training mode.
+        first, second = (run_on_rows(trial.__call__, rows) for trial in trials)
+    if not _are_equal(first, second):
+        expected = "a forward pass without random numbers in training (use Dropout layers)"
+        actual = _explain_difference(trials[0], trials[0].__call__, rows)
+        raise InvalidInput("network", expected, actual)
+
+
+def _explain_difference(module: nn.Module, run: Callable[..., Any], rows: Tensor) -> str:
+    reason = "different outputs in a second call"
+    for operator, place in list_operators(module, lambda: run_on_rows(run, rows)):
+        if torch.Tag.nondeterministic_seeded in operator.tags:
+            return f"{reason}, from {place}"
+    return reason
+
+
+def _are_equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
 def turn_off_dropout(layer: nn.Module) -> None:
@@ -160,41 +178,6 @@ def are_close(a: Tensor, b: Tensor) -> bool:
         return False
     tolerance = 1e-3 + 1e-5 * float(b.nan_to_num().abs().max())
     return torch.allclose(a, b, rtol=0, atol=tolerance, equal_nan=True)
-
-
-class _LayerCall(NamedTuple):
-    layer: str  # name and class
-    inputs: object
-    outputs: object
-
-
-def _run_with_seed(
-    module: nn.Module, run: Callable[..., Any], rows: Tensor, seed: int
-) -> tuple[Any, list[_LayerCall]]:
-    """Run a module with a fixed seed, and record calls to its layers."""
-    layers = {name: layer for name, layer in module.named_modules() if name}
-    calls: list[_LayerCall] = []
-
-    def note(name: str, inputs: object, outputs: object) -> None:
-        calls.append(_LayerCall(f"layer {name}: {type(layers[name]).__name__}", inputs, outputs))
-
-    with watch(layers, after=note), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return run_on_rows(run, rows), calls
-
-
-def _check_equal(runs: Sequence[tuple[Any, list[_LayerCall]]], expected: str) -> None:
-    (outputs, calls), (other_outputs, other_calls) = runs
-    if _are_equal(outputs, other_outputs):
-        return
-    # Hooks of inner layers run first, so the first difference belongs to the innermost layer.
-    random = (
-        a.layer
-        for a, b in zip(calls, other_calls, strict=False)
-        if _are_equal(a.inputs, b.inputs) and not _are_equal(a.outputs, b.outputs)
-    )
-    place = next(random, "forward itself")
-    raise InvalidInput("network", expected, f"different outputs in a second call, from {place}")
 
 
 def copy_module(module: nn.Module) -> nn.Module:
@@ -226,7 +209,7 @@ def check_calls(module: nn.Module, selection: Layers, examples: Num[Tensor, "R .
         calls[name] += 1
         running.append(name)
 
-    def note_reads(_: str, arguments: tuple[Any, ...]) -> None:
+    def note_reads(_: Any, arguments: tuple[Any, ...]) -> None:
         for argument in arguments:
             for part in argument if isinstance(argument, list | tuple) else (argument,):
                 owner = owners.get(id(part))
@@ -250,46 +233,36 @@ def check_calls(module: nn.Module, selection: Layers, examples: Num[Tensor, "R .
         raise unsupported(name, layer, f"{reason}{EXCLUDE}")
 
 
-def find_operator(module: nn.Module, run: Callable[[], object], operator: str) -> str | None:
-    """Find the innermost layer that calls an operator such as `cumprod`."""
+def list_operators(module: nn.Module, run: Callable[[], object]) -> list[tuple[Any, str]]:
+    """List the operators of a run, each with the innermost layer that calls it."""
     layers = {name: layer for name, layer in module.named_modules() if name}
-    running: list[str] = []
-    matches: list[str] = []
+    running = ["forward itself"]
+    operators: list[tuple[Any, str]] = []
+
+    def begin(name: str, _: object) -> None:
+        running.append(f"layer {name}: {type(layers[name]).__name__}")
+
+    def end(*_: object) -> None:
+        running.pop()
 
     with (
-        watch(layers, lambda name, _: running.append(name), lambda name, *_: running.remove(name)),
-        _OperatorRecorder(lambda name, _: matches.extend(running[-1:] if name == operator else [])),
+        watch(layers, begin, end),
+        _OperatorRecorder(lambda operator, _: operators.append((operator, running[-1]))),
     ):
         run()
-    return f"layer {matches[0]}: {type(layers[matches[0]]).__name__}" if matches else None
-
-
-def reads_values(run: Callable[[], object]) -> bool:
-    reads: list[str] = []
-    with _OperatorRecorder(lambda name, _: reads.extend([name] if name in READS_VALUES else [])):
-        run()
-    return bool(reads)
+    return operators
 
 
 class _OperatorRecorder(TorchDispatchMode):
-    """A mode that passes each operator's name and arguments to `note`."""
+    """A mode that passes each operator and its arguments to `note`."""
 
-    def __init__(self, note: Callable[[str, tuple[Any, ...]], object]) -> None:
+    def __init__(self, note: Callable[[Any, tuple[Any, ...]], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.note = note
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.note(func.overloadpacket.__name__, (*args, *(kwargs or {}).values()))
+        self.note(func, (*args, *(kwargs or {}).values()))
         return func(*args, **(kwargs or {}))
-
-
-def _are_equal(a: object, b: object) -> bool:
-    """Compare two values that may contain tensors in nested lists."""
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return all(_are_equal(x, y) for x, y in zip(a, b, strict=False))
-    return True
 
 
 def mask_dropouts(module: nn.Module, patterns: Sequence[str] | None) -> dict[str, nn.Module]:
@@ -312,19 +285,15 @@ def count_dropout_units(
 
 def keep_probabilities(
     module: nn.Module, names: Sequence[str], dropouts: Sequence[str], examples: Num[Tensor, "R ..."]
-) -> dict[str, Float[Tensor, "I"]]:
-    """For each layer, compute the probability that Dropout keeps each input or channel.
+) -> dict[str, float]:
+    """For each layer, compute the probability that Dropout keeps an input or channel.
 
-    An input depends on a Dropout if zeroing the Dropout's output zeroes the input. Outputs of
-    Linear and convolution layers are replaced by noise, so that only Dropouts between successive
-    layers count.
+    A layer depends on a Dropout if zeroing the Dropout's output zeroes one of the layer's inputs.
+    Outputs of Linear and convolution layers are replaced by noise, so that only Dropouts between
+    successive layers count.
     """
     layers = {name: module.get_submodule(name) for name in names}
-    keep: dict[str, Tensor] = {}
-    for name, layer in layers.items():
-        assert isinstance(layer, DRAWABLE)
-        inputs = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
-        keep[name] = torch.ones(inputs)
+    keep = dict.fromkeys(names, 1.0)
     generator = torch.Generator().manual_seed(0)
     live: dict[str, Tensor] = {}
 
@@ -347,7 +316,8 @@ def keep_probabilities(
             with dropout.register_forward_hook(lambda _, __, outputs: torch.zeros_like(outputs)):
                 run_on_rows(module, examples)
             for layer_name, units in live.items():
-                keep[layer_name][alive[layer_name] & ~units] *= 1.0 - dropout.p
+                if (alive[layer_name] & ~units).any():
+                    keep[layer_name] *= 1.0 - dropout.p
     return keep
 
 

@@ -9,21 +9,6 @@ from training.networks.networks import DrawnNetwork
 PRIOR_STD = 2.0
 
 
-class Branches(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Conv2d(2, 4, 3)
-        self.grouped = nn.Conv2d(4, 6, 1, groups=2)
-        self.channels, self.units, self.more = nn.Dropout2d(0.2), nn.Dropout(0.5), nn.Dropout(0.3)
-        self.last = nn.Linear(18, 3)
-
-    def forward(self, x):
-        h = self.channels(torch.relu(self.stem(x)))
-        h = torch.relu(self.grouped(nn.functional.max_pool2d(h, 2)).mean((2, 3)))
-        masked = self.units(h)
-        return self.last(torch.cat([h, masked, self.more(torch.tanh(masked))], dim=1))
-
-
 class TwoPlaces(nn.Module):
     """A user's module whose one Dropout runs twice."""
 
@@ -62,40 +47,6 @@ def test_a_module_s_own_dropouts_count_for_the_layers_that_they_stand_before():
     squares = [p.square().sum() for p in module.parameters() if p.ndim > 1]
     expected = squares[0] + squares[1] / 0.75 + squares[2] + squares[3] / 0.5
     torch.testing.assert_close(decay(module, (1, 6, 6)), expected)
-
-
-def test_inputs_of_one_layer_count_each_by_the_masks_on_its_way():
-    module = Branches()
-    squares = module.last.weight.square()
-    expected = module.stem.weight.square().sum() + module.grouped.weight.square().sum() / 0.8
-    expected = (
-        expected
-        + squares[:, :6].sum()
-        + squares[:, 6:12].sum() / 0.5
-        + squares[:, 12:].sum() / (0.5 * 0.7)
-    )
-    torch.testing.assert_close(decay(module, (2, 6, 6)), expected)
-
-
-def test_channels_of_a_convolution_with_groups_count_in_their_group():
-    class HalfMasked(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.grouped, self.drop, self.last = (
-                nn.Conv2d(4, 6, 3, groups=2),
-                nn.Dropout2d(0.2),
-                nn.Linear(6, 2),
-            )
-
-        def forward(self, x):
-            return self.last(
-                self.grouped(torch.cat([self.drop(x[:, :3]), x[:, 3:]], dim=1)).mean((2, 3))
-            )
-
-    module = HalfMasked()
-    squares = module.grouped.weight.square()
-    expected = module.last.weight.square().sum() + (squares[:3].sum() + squares[3:, 0].sum()) / 0.8
-    torch.testing.assert_close(decay(module, (4, 5, 5)), expected + squares[3:, 1].sum())
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.2, 0.5])
