@@ -232,6 +232,13 @@ class Gaussian(Likelihood):
         self.target_mean.copy_(y.double().mean())
         self.target_std.copy_(y.double().std(correction=0))
 
+    @torch.no_grad()
+    def fit_noise(self, moments: Float[Tensor, "N 2"], y: Float[Tensor, "N"]) -> None:
+        """Set homoscedastic noise to the root mean square error of predictions."""
+        if self.log_variance is not None:
+            errors = self.row_metric(moments, y) / self.target_std.double().square()
+            self.log_variance.copy_(errors.mean().clamp(min=1e-12).log() / SPEED)
+
     def guess(self, train: Float[Tensor, "M"], y: Float[Tensor, "N"]) -> float:
         return math.sqrt((y.double() - train.double().mean()).square().mean().item())
 

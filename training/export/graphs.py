@@ -402,21 +402,25 @@ def parity(
     theta = posterior(torch.from_numpy(eps)).numpy()
     sampled = runtime.sample(eps)
     size = np.maximum(np.abs(theta), 1.0)  # float32 rounds large scales relative to their size
-    parts: dict[str, list[np.ndarray]] = {"theta": [_relative(sampled, theta, size)], "density": []}
+    worst = {"theta": 0.0, "density": 0.0}
+
+    def compare(name: str, difference: np.ndarray) -> None:
+        largest = np.max(np.abs(difference), initial=worst.get(name, 0.0))  # propagates NaN
+        worst[name] = float(largest)
+
+    compare("theta", _relative(sampled, theta, size))
     paired = theta.reshape(draws, pairs, -1)
     for shared_or_paired in (paired[:, :1], paired):
         theta_by_row = torch.from_numpy(runtime.theta_by_row(x, shared_or_paired))
         outputs, density = network(torch.from_numpy(x), theta_by_row)
         run_outputs, run_density = runtime.run(x, shared_or_paired)
         differences = _differences(run_outputs, outputs.numpy(), model.likelihood)
-        for name, part in differences.items():
-            parts.setdefault(name, []).append(part)
-        parts["density"].append(_relative(run_density, density.numpy(), density.numpy()))
+        for name, values in differences.items():
+            compare(name, values)
+        compare("density", _relative(run_density, density.numpy(), density.numpy()))
     if runtime.terms_shape is not None:
         terms = network.terms(torch.from_numpy(x)).numpy()
-        total = terms.sum(axis=2, keepdims=True)
-        parts["terms"] = [_relative(runtime.terms(x), terms, total)]
-    worst = {name: _largest(arrays) for name, arrays in parts.items()}
+        compare("terms", _relative(runtime.terms(x), terms, terms.sum(axis=2, keepdims=True)))
     for name, difference in worst.items():
         if not difference <= PARITY_TOLERANCE:
             expected = f"{name} within {PARITY_TOLERANCE} of torch's"
@@ -459,8 +463,3 @@ def _relative(actual: np.ndarray, expected: np.ndarray, size: np.ndarray) -> np.
     scale = np.maximum(size, size.mean(axis=0))
     difference = actual - expected
     return np.divide(difference, scale, out=difference, where=scale > 0)
-
-
-def _largest(differences: list[np.ndarray]) -> float:
-    """Return the largest absolute value, propagating NaNs."""
-    return float(np.max([np.max(np.abs(difference), initial=0.0) for difference in differences]))

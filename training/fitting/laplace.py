@@ -22,7 +22,6 @@ from training.bayes.laplace import (
     output_hessian,
 )
 from training.bayes.layers import WeightLayer
-from training.bayes.likelihoods import SPEED, Gaussian
 from training.bayes.network import CHUNK_ROWS, BayesianModel
 from training.bayes.posterior import noise
 from training.fitting.stopping import fixed_epochs, is_as_good
@@ -65,7 +64,6 @@ class CurvatureFacts:
 
     eigen: Eigen
     log_likelihood: float  # sum over rows with class weights, in nats
-    square_error: float  # sum over rows in squared target units; 0 for classifiers
 
 
 @torch.no_grad()
@@ -94,7 +92,7 @@ def curvature(model: BayesianModel, x: Tensor, y: Tensor) -> CurvatureFacts:
     input_sum, output_sum = (
         torch.zeros(size, size, dtype=torch.float64, device=x.device) for size in posterior.shape
     )
-    log_likelihood = square_error = 0.0
+    log_likelihood = 0.0
     batches = last_layer_batches(model, x)
     for (a, outputs), targets in zip(batches, y.split(CHUNK_ROWS), strict=True):
         # In float32, p - p^2 and log p are 0 for very confident networks.
@@ -103,10 +101,8 @@ def curvature(model: BayesianModel, x: Tensor, y: Tensor) -> CurvatureFacts:
         output_sum += output_hessian(likelihood, values, targets)
         predictions = likelihood(values[None])
         log_likelihood += likelihood.weighted_log_likelihood(predictions, targets).sum().item()
-        if isinstance(likelihood, Gaussian):
-            square_error += likelihood.row_metric(predictions[0], targets).sum().item()
     eigen = Eigen.from_factors(input_sum, output_sum, len(x))
-    return CurvatureFacts(eigen, log_likelihood, square_error)
+    return CurvatureFacts(eigen, log_likelihood)
 
 
 def fit_laplace(
@@ -117,13 +113,11 @@ def fit_laplace(
     seed: int,
     draws: int,
     times: float = 1.0,
-    finds_noise: bool = False,
 ) -> dict[str, Any]:
     """Fit a model's Laplace posterior, and return a summary for the manifest.
 
     Training rows determine the curvature. Validation rows, predicted with `draws` draws, determine
-    the prior. `times` is the factor of a tempered log-likelihood. With `finds_noise`, homoscedastic
-    noise is set to the RMSE, because it is not trained.
+    the prior. `times` is the factor of a tempered log-likelihood.
     """
     start = time.monotonic()
     posterior = model.posterior
@@ -131,8 +125,6 @@ def fit_laplace(
     weights = posterior.theta_dimension
     log.info("computing the curvature of %d weights on %d rows", weights, len(train[0]))
     facts = curvature(model, *train)
-    if finds_noise:
-        facts = _set_noise(model, facts, len(train[0]))
     eigen = replace(facts.eigen, values=times * facts.eigen.values)
     square = posterior.centre().double().square().sum().item()
     if isinstance(section.prior_std, str):
@@ -268,20 +260,3 @@ def predict_rows(model: BayesianModel, x: Tensor, eps: Tensor) -> Tensor:
     """Predict rows. All draws share the forward pass up to the last layer."""
     theta = model.posterior(eps)[:, None]
     return model.serve(x, theta, max(1, 8 * CHUNK_ROWS // len(theta)))
-
-
-def _set_noise(model: BayesianModel, facts: CurvatureFacts, rows: int) -> CurvatureFacts:
-    """Set the homoscedastic noise to the RMSE, and return the updated facts."""
-    likelihood = model.likelihood
-    assert isinstance(likelihood, Gaussian)
-    assert likelihood.log_variance is not None
-    target_variance = likelihood.target_std.item() ** 2
-    variance = max(facts.square_error / rows, 1e-12 * target_variance)
-    outputs = torch.zeros(1, 1, 1).to(likelihood.target_std)
-    with torch.no_grad():
-        before = likelihood(outputs)[0, 0, 1].exp().item()
-        likelihood.log_variance.fill_(math.log(variance / target_variance) / SPEED)
-        after = likelihood(outputs)[0, 0, 1].exp().item()
-    log_likelihood = -0.5 * (rows * math.log(2 * math.pi * after) + facts.square_error / after)
-    eigen = replace(facts.eigen, values=facts.eigen.values * (before / after))
-    return CurvatureFacts(eigen, log_likelihood, facts.square_error)

@@ -20,7 +20,7 @@ from torch import Tensor
 from model_store.artifacts.disk import replace_file
 from model_store.errors import DubitoError, InvalidInput
 from training.bayes.diagnostics import mean_log_std
-from training.bayes.likelihoods import Categorical
+from training.bayes.likelihoods import Categorical, Gaussian
 from training.bayes.network import CHUNK_ROWS, BayesianModel
 from training.bayes.posterior import noise
 from training.calibration.temperature import max_rows_for
@@ -153,11 +153,7 @@ class Run:
         Poor scores suggest that the rows differ from the data that the network was trained on.
         """
         likelihood, (x, y) = self.model.likelihood, self.validation
-        centre = self.model.posterior.centre().to(self.device)[None, None]
-        self.model.eval()
-        predictions = self.model.serve(x, centre, CHUNK_ROWS)
-        _, log_likelihood, errors, *_ = likelihood.validation(predictions, y).unbind(1)
-        self.model.train()
+        _, log_likelihood, errors, *_ = likelihood.validation(self._predict_centre(x), y).unbind(1)
         metric = likelihood.to_metric(errors.mean().item())
         message = f"validation {likelihood.metric} {metric:.4g}, "
         message += f"log-likelihood {log_likelihood.mean().item():.4g}"
@@ -166,6 +162,14 @@ class Run:
             message += f": no better than a guess ({guess:.4g}); "
             message += "these rows may differ from its training data"
         return message
+
+    @torch.no_grad()
+    def _predict_centre(self, x: Tensor) -> Tensor:
+        centre = self.model.posterior.centre().to(self.device)[None, None]
+        self.model.eval()
+        predictions = self.model.serve(x, centre, CHUNK_ROWS)
+        self.model.train()
+        return predictions
 
     @property
     def epochs(self) -> int:
@@ -219,16 +223,14 @@ class Run:
         plot_run(self.progress.history, self.folder / "progress.png", self.recipe.name)
 
     def _fit_laplace(self, section: Laplace) -> None:
-        homoscedastic = getattr(self.model.likelihood, "log_variance", None) is not None
+        likelihood, (x, y) = self.model.likelihood, self.train
+        # The noise of a trained network is not part of its weights.
+        if isinstance(likelihood, Gaussian) and self.steps == 0 and self.parent is None:
+            likelihood.fit_noise(self._predict_centre(x)[0], y)
+        times = 1.0 / (self.rows * self.kl.full)
+        seed, draws = self.recipe.seed, VALIDATION_DRAWS
         self.laplace = fit_laplace(
-            self.model,
-            section,
-            self.train,
-            self.validation,
-            self.recipe.seed,
-            VALIDATION_DRAWS,
-            times=1.0 / (self.rows * self.kl.full),
-            finds_noise=homoscedastic and self.steps == 0 and self.parent is None,
+            self.model, section, self.train, self.validation, seed, draws, times
         )
 
     def _step(self, index: Tensor) -> None:
