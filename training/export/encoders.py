@@ -13,10 +13,10 @@ import onnx
 import onnx.compose
 import onnxruntime as ort
 import torch
-from jaxtyping import Float, Float32
+from jaxtyping import Float32
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import load_external_data_for_model
-from torch import Tensor, nn
+from torch import nn
 
 from model_store.artifacts.manifest import ENCODER, EncoderSpec
 from model_store.errors import InvalidInput, one_line
@@ -45,30 +45,11 @@ class EncoderInput:
     pad_id: int = 0
 
 
-class _RawRowEncoder(nn.Module):
-    """A user's encoder, preceded by the conversion of raw rows."""
-
-    def __init__(self, encoder: nn.Module, rows: EncoderInput) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.shape, self.takes_ids = rows.shape, rows.takes_ids
-        # The exporter confuses constants and operators with equal names, such as `mean`.
-        self.pixel_mean = None if rows.mean is None else nn.Buffer(torch.from_numpy(rows.mean))
-        self.pixel_std = None if rows.std is None else nn.Buffer(torch.from_numpy(rows.std))
-
-    def forward(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
-        h = x.unflatten(1, self.shape)
-        h = h.long() if self.takes_ids else h
-        if self.pixel_mean is not None and self.pixel_std is not None:
-            h = (h - self.pixel_mean) / self.pixel_std
-        encoded: Tensor = self.encoder(h)
-        return encoded.flatten(1).float()
-
-
-def module_graph(encoder: nn.Module, rows: EncoderInput) -> onnx.ModelProto:
-    x = torch.zeros(3, math.prod(rows.shape))
-    shapes = {INPUT: {0: torch.export.Dim("rows")}}
-    return export_graph(_RawRowEncoder(encoder, rows).eval(), (x,), shapes, [OUTPUT])
+def module_graph(encoder: nn.Module, shape: tuple[int, ...], rows: EncoderInput) -> onnx.ModelProto:
+    """Export an encoder of inputs of a shape, and prepend nodes that convert raw rows to them."""
+    x = torch.zeros(3, *shape, dtype=torch.int64 if rows.takes_ids else torch.float32)
+    shapes = {"x": {0: torch.export.Dim("rows")}}
+    return _prepend_conversion(export_graph(encoder.eval(), (x,), shapes, ["y"]), rows)
 
 
 def file_graph(path: Path, rows: EncoderInput, output: str | None = None) -> onnx.ModelProto:
@@ -78,7 +59,13 @@ def file_graph(path: Path, rows: EncoderInput, output: str | None = None) -> onn
     mask and token types of a text encoder are derived from the ids. `output` is the name of an
     output or inner value, by default the only output.
     """
-    model = onnx.compose.add_prefix(_read(path), FILE)
+    return _prepend_conversion(_read(path), rows, output)
+
+
+def _prepend_conversion(
+    model: onnx.ModelProto, rows: EncoderInput, output: str | None = None
+) -> onnx.ModelProto:
+    model = onnx.compose.add_prefix(model, FILE)
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = {value.name: value for value in model.graph.input if value.name not in weights}
     derived = {name: value for name, value in inputs.items() if _plain(name) in (MASK, TYPES)}

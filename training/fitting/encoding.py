@@ -80,15 +80,15 @@ def encoder_graph(recipe: Recipe, data: Dataset) -> bytes | None:
     if recipe.augmentation is not None:
         expected = "none, since the encoder encodes each row only once"
         raise InvalidInput("augmentation", expected, "one")
+    rows = _encoder_input(recipe, data)
     if network.encoder_file is not None:
-        rows = _encoder_input(recipe, data, data.shape)
         return serialise(file_graph(Path(network.encoder_file), rows, network.output))
     shape = data.shape if data.takes_ids else channels_first(data.shape)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
         module = call_factory("network.encoder", network.encoder, shape)
     try:
-        return serialise(module_graph(module, _encoder_input(recipe, data, shape)))
+        return serialise(module_graph(module, shape, rows))
     except InvalidInput:
         raise
     except Exception as error:  # torch's exporter can raise any exception
@@ -123,17 +123,17 @@ def make_encoding(
     return Encoding(path, encoder)
 
 
-def _encoder_input(recipe: Recipe, data: Dataset, shape: tuple[int, ...]) -> EncoderInput:
-    network = recipe.network
+def _encoder_input(recipe: Recipe, data: Dataset) -> EncoderInput:
+    network, shape = recipe.network, data.shape
     if data.takes_ids:
         pad_id = 0 if data.text is None else data.text.pad_id
         return EncoderInput(shape, takes_ids=True, pad_id=pad_id)
     if network.pixels is None:
         return EncoderInput(shape)
-    mean, std = (tensor.numpy() for tensor in standardisation(network, channels_first(data.shape)))
-    if len(shape) == 2:
-        mean, std = mean[0], std[0]
-    return EncoderInput(shape, mean, std)
+    mean, std = (tensor.numpy() for tensor in standardisation(network, channels_first(shape)))
+    return (
+        EncoderInput(shape, mean, std) if len(shape) == 3 else EncoderInput(shape, mean[0], std[0])
+    )
 
 
 def _check_largest_id(encoder: Encoder, data: Dataset) -> None:

@@ -59,7 +59,7 @@ def test_images_come_as_the_file_has_its_axes(tmp_path, dims, axes):
 
 def test_a_network_that_averages_places_is_exported_with_its_pixels_mean(tmp_path):
     layers = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    encoder, x = get_encoder(tmp_path, module_graph(layers, PIXELS), PIXELS)
+    encoder, x = get_encoder(tmp_path, module_graph(layers, PIXELS.shape, PIXELS), PIXELS)
     images = (torch.from_numpy(x).unflatten(1, PIXELS.shape) - 10) / 4
     np.testing.assert_allclose(encoder(x), layers(images).detach(), rtol=1e-4, atol=1e-5)
 
