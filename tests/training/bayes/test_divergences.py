@@ -279,33 +279,6 @@ def test_the_posterior_of_a_linear_gaussian_regression_is_recovered_as_well_as_t
     assert ((theta.mean(0) - mean).abs() < 0.15 * stds).all()
 
 
-def test_dropout_on_the_inputs_of_a_linear_regression_is_ridge_regression():
-    # With masks m of mean 1 and variance (1 - keep) / keep, E (y - (m x) w)^2 = (y - x w)^2 + (1 -
-    # keep) / keep
-    # sum_i x_i^2 w_i^2 (Srivastava et al. 2014, section 9.1): the average over all 8 masks, by
-    # their probabilities.
-    design, y, _, _, _ = problem()
-    network = DrawnNetwork(
-        nn.Linear(3, 1, bias=False), Stochastic("masks", input_rate=0.2), (3,)
-    ).double()
-    masks = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * 3)
-    probability = (0.8 * masks + 0.2 * (1 - masks)).prod(1)
-    weight = network.module[0][1].weight
-    optimizer = torch.optim.LBFGS([weight], max_iter=100, line_search_fn="strong_wolfe")
-
-    def loss():
-        optimizer.zero_grad()
-        outputs = network(design, (masks / 0.8)[:, None])[..., 0]
-        value = (probability[:, None] * (y - outputs).square()).sum()
-        value.backward()
-        return value
-
-    optimizer.step(loss)
-    gram = design.T @ design
-    expected = torch.linalg.solve(gram + 0.25 * torch.diag(gram.diagonal()), design.T @ y)
-    torch.testing.assert_close(weight[0].detach(), expected, rtol=1e-4, atol=1e-6)
-
-
 def fit_members(network, design, y):
     optimizer = torch.optim.LBFGS(network.parameters(), max_iter=100, line_search_fn="strong_wolfe")
     members = torch.arange(2.0).double()[:, None, None]

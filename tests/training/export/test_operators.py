@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from model_store.inference.graphs import find_problem
-from training.export.graphs import export_graph
+from training.export.graphs import ExportSubstitutes, export_graph
 
 ACTIVATIONS = (
     "ReLU GELU SiLU ELU SELU CELU Hardtanh Hardswish Hardsigmoid LeakyReLU LogSigmoid Mish PReLU "
@@ -92,3 +92,21 @@ def test_layers_of_all_kinds_export_to_operators_that_are_served():
         find_problem(export_graph(Layers().eval(), (torch.randn(3, 64),), {"x": {0: rows}}, ["y"]))
         is None
     )
+
+
+@pytest.mark.parametrize("reduced", [torch.mean, torch.sum, torch.Tensor.mean])
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("axes", [1, (1,), (0, 2), [-4, 2], -1, (2, 3), (0, 1, 2, 3)])
+def test_sums_written_over_the_last_axes_are_the_same(reduced, axes, keepdim):
+    x = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
+    expected = reduced(x, axes, keepdim), reduced(x, dim=axes, keepdim=keepdim, dtype=torch.float64)
+    with ExportSubstitutes():
+        actual = (
+            reduced(x, axes, keepdim),
+            reduced(x, dim=axes, keepdim=keepdim, dtype=torch.float64),
+        )
+        assert torch.equal(x.mean(), torch.mean(x))
+        assert x.sum(dtype=torch.float64).dtype == torch.float64
+    for item, other in zip(actual, expected, strict=True):
+        assert item.dtype == other.dtype
+        torch.testing.assert_close(item, other)

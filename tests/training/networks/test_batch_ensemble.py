@@ -52,14 +52,6 @@ def test_decay_is_that_of_a_member_the_mean_over_members(network):
     torch.testing.assert_close(network.weight_decay(2.0), torch.stack(members).mean() / 8)
 
 
-def test_decay_of_an_ensemble_is_the_mean_over_its_members():
-    parts = {"method": "ensemble", "posterior": {"members": MEMBERS, "prior_std": 2.0}}
-    network = build(recipe_with(**parts), (4,), 2).network
-    weights = [p for p in network.parameters() if p.ndim > 1]
-    expected = sum(p.square().sum() for p in weights) / (8 * MEMBERS)
-    torch.testing.assert_close(network.weight_decay(2.0), expected)
-
-
 def test_each_number_is_encoded_by_how_far_it_is_through_each_bin():
     encode = PiecewiseLinear([[0.0, 1.0, 3.0], [], [-1.0, 0.0]])
     x = torch.tensor([[0.5, 7.0, -2.0], [2.0, 8.0, -0.25], [9.0, 9.0, 4.0]])
