@@ -78,14 +78,14 @@ def fits() -> Iterator[None]:
     from torch._export.utils import _materialize_cpp_cia_ops
 
     from tests.support.preflights import KeptPreflight
-    from training.export.graphs import export_program
+    from training.export.exporter import export_program
 
     with pytest.MonkeyPatch.context() as changes:
         changes.setattr(
             "torch._export.utils._materialize_cpp_cia_ops",
             functools.cache(_materialize_cpp_cia_ops),
         )
-        changes.setattr("training.export.graphs.export_program", _uncollected(export_program))
+        changes.setattr("training.export.exporter.export_program", _uncollected(export_program))
         empty = SimpleNamespace(report={})
         changes.setattr("training.evaluation.evaluate.write_report", lambda *_: empty)
         changes.setattr("training.fitting.run.plot_run", lambda history, path, title: path.touch())

@@ -23,7 +23,7 @@ from model_store.errors import InvalidInput, one_line
 from model_store.inference.encoder import INPUT, OUTPUT, Encoder
 from model_store.inference.graphs import GraphError, extract_subgraph, find_problem
 from model_store.inference.runtime import providers, session_options
-from training.export.graphs import export_graph
+from training.export.exporter import export_graph
 
 FIELD = "network.encoder"
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)

@@ -1,15 +1,9 @@
 """Export of a fitted model to ONNX graphs, with parity checks against torch."""
 
 import copy
-import io
-import logging
 import math
 import re
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
-from typing import Any
 
 import numpy as np
 import onnx
@@ -17,16 +11,12 @@ import onnx.shape_inference
 import torch
 from jaxtyping import Float
 from onnx import numpy_helper
-from onnx.helper import make_node
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from model_store.errors import DubitoError, InvalidInput, clean_message, one_line
 from model_store.inference.graphs import GraphError, extract_subgraph
 from model_store.inference.noise import noise
 from model_store.inference.runtime import (
-    LARGEST_RESULT,
     OUTPUTS,
     TERMS,
     WEIGHT_NOISE,
@@ -35,17 +25,16 @@ from model_store.inference.runtime import (
     WEIGHTS_PER_DRAW,
     Runtime,
 )
-from training.bayes.layers import WeightLayer, matmul
+from training.bayes.layers import WeightLayer
 from training.bayes.likelihoods import Gaussian, Likelihood
 from training.bayes.network import BayesianModel, Network
 from training.data import Rows
-from training.export.graph_cache import export_program, strip_notes
+from training.export.exporter import DRAWS, ROWS, export_graph
 from training.export.local import localise
 from training.export.served import ServedNetwork, served_network
 from training.networks.networks import MemberNetwork
-from training.networks.probes import list_operators, without_fast_path
+from training.networks.probes import list_operators
 
-ROWS, DRAWS = "rows", "draws"  # axes whose length varies
 PARITY_TOLERANCE = 1e-3  # far above rounding errors
 PARITY_ROWS = 64
 PARITY_DRAWS = 16
@@ -226,146 +215,6 @@ def _explain_failure(error: Exception, network: Network, x: Tensor) -> tuple[str
         return expected, one_line(error)
     reason = texts[-1].partition(" While executing ")[0][:200]  # file names follow
     return "a module that can be exported and served", f"{type(causes[-1]).__name__}: {reason}"
-
-
-class ExportSubstitutes(TorchFunctionMode):
-    """Replacements for functions that the exporter or onnxruntime does not support reliably.
-
-    The exporter supports `scaled_dot_product_attention` only with four axes. The order of
-    onnxruntime's sums depends on the number of rows, unless they are over the last axes.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is functional.scaled_dot_product_attention:
-            return _attention(*args, **(kwargs or {}))
-        if func in (torch.mean, torch.Tensor.mean, torch.sum, torch.Tensor.sum):
-            return _reduce_last_axes(func, *args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-def _reduce_last_axes(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Compute a mean or sum after moving the reduced axes to the end."""
-    names = ("input", "dim", "keepdim")
-    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-    dim = arguments.get("dim", arguments.get("axis"))
-    if len(args) > len(names) or dim is None or not isinstance(arguments.get("input"), Tensor):
-        return func(*args, **kwargs)
-    x = arguments["input"]
-    axes = sorted(axis % x.ndim for axis in ((dim,) if isinstance(dim, int) else dim))
-    last = list(range(x.ndim - len(axes), x.ndim))
-    if not axes or axes == last:
-        return func(*args, **kwargs)
-    x, dtype = x.movedim(axes, last), arguments.get("dtype")
-    if func in (torch.sum, torch.Tensor.sum) and (dtype or x.dtype).is_floating_point:
-        # onnxruntime would fuse the transpose into a sum, but not into a product.
-        flat = x.to(dtype or x.dtype).flatten(-len(axes))
-        value = matmul(flat, torch.ones(flat.shape[-1], 1, dtype=flat.dtype))[..., 0]
-    else:
-        value = func(x, last, dtype=dtype)
-    if arguments.get("keepdim"):
-        for axis in axes:
-            value = value.unsqueeze(axis)
-    return value
-
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,  # noqa: ARG001
-    is_causal: bool = False,
-    **options: Any,
-) -> Tensor:
-    """Compute attention by operators for any number of axes, without dropout."""
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = torch.where(attn_mask, 0.0, -math.inf)
-    compute = torch.ops.aten._scaled_dot_product_attention_math
-    attention: Tensor = compute(query, key, value, attn_mask, 0.0, is_causal, **options)[0]
-    return attention
-
-
-@contextmanager
-def _quiet_loggers() -> Iterator[None]:
-    loggers = [
-        logging.getLogger(name)
-        for name in ("torch.onnx", "onnxscript", "torch.fx.experimental.symbolic_shapes")
-    ]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-@without_fast_path
-def export_graph(
-    module: nn.Module,
-    inputs: tuple[Tensor, ...],
-    dynamic_shapes: dict[str, dict[int, torch.export.Dim]],
-    outputs: list[str],
-) -> onnx.ModelProto:
-    """Export a module to an ONNX graph with named inputs, dynamic axes and outputs."""
-    discarded = io.StringIO()
-    with (
-        warnings.catch_warnings(),
-        _quiet_loggers(),
-        redirect_stdout(discarded),
-        redirect_stderr(discarded),
-        ExportSubstitutes(),
-    ):
-        warnings.simplefilter("ignore")
-        program = export_program(module, inputs, dynamic_shapes)
-    for value, name in zip(program.model.graph.inputs, dynamic_shapes, strict=True):
-        value.name = name
-    for value, name in zip(program.model.graph.outputs, outputs, strict=True):
-        value.name = name
-    graph: onnx.ModelProto = program.model_proto
-    _pool_globally(graph.graph)
-    strip_notes(graph)
-    largest = _largest_result(graph.graph)
-    if largest:
-        graph.metadata_props.add(key=LARGEST_RESULT, value=str(largest))
-    del graph.graph.value_info[:]  # shapes of intermediate results, which can be too specific
-    onnx.checker.check_model(graph)
-    return graph
-
-
-def _largest_result(graph: onnx.GraphProto) -> int:
-    sizes = []
-    for value in graph.value_info:
-        axes = value.type.tensor_type.shape.dim
-        varies = " ".join(axis.dim_param for axis in axes)
-        if ROWS in varies and DRAWS in varies:
-            sizes.append(math.prod(axis.dim_value for axis in axes if not axis.dim_param))
-    return max(sizes, default=0)
-
-
-def _pool_globally(graph: onnx.GraphProto) -> None:
-    """Replace means over image axes with global average pooling.
-
-    The order of sums in onnxruntime's ReduceMean depends on memory addresses.
-    """
-    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}
-    nodes: list[onnx.NodeProto] = []
-    for node in graph.node:
-        is_mean = node.op_type == "ReduceMean" and len(node.input) == 2
-        axes = constants.get(node.input[1]) if is_mean else None
-        rank = 0 if axes is None else ranks.get(node.input[0], 0)
-        if axes is None or rank < 3 or sorted(int(a) % rank for a in axes) != list(range(2, rank)):
-            nodes.append(node)
-            continue
-        keeps = all(a.i for a in node.attribute if a.name == "keepdims")
-        pooled = node.output[0] if keeps else f"{node.output[0]}.pooled"
-        nodes.append(make_node("GlobalAveragePool", [node.input[0]], [pooled]))
-        if not keeps:
-            nodes.append(make_node("Squeeze", [pooled, node.input[1]], [node.output[0]]))
-    del graph.node[:]
-    graph.node.extend(nodes)
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from model_store.inference.graphs import find_problem
-from training.export.graphs import ExportSubstitutes, export_graph
+from training.export.exporter import ExportSubstitutes, export_graph
 
 ACTIVATIONS = (
     "ReLU GELU SiLU ELU SELU CELU Hardtanh Hardswish Hardsigmoid LeakyReLU LogSigmoid Mish PReLU "

@@ -4,9 +4,9 @@ import torch
 from torch import nn
 
 from tests.support.recipes import recipe_with
-from training.export import graph_cache
-from training.export.graph_cache import folder, structure
-from training.export.graphs import export, export_graph
+from training.export import exporter
+from training.export.exporter import export_graph, folder, structure
+from training.export.graphs import export
 from training.export.local import localise
 from training.export.served import served_network
 from training.methods import METHODS
@@ -27,7 +27,7 @@ SMALL = {
 @pytest.fixture(autouse=True)
 def _own_graphs(monkeypatch, tmp_path):
     monkeypatch.setenv("DUBITO_GRAPHS", str(tmp_path / "graphs"))
-    monkeypatch.setattr(graph_cache, "_in_memory", {})
+    monkeypatch.setattr(exporter, "_in_memory", {})
 
 
 def get_graphs(method: str, seed: int) -> dict[str, bytes]:
@@ -51,7 +51,7 @@ def test_a_kept_graph_with_other_weights_has_the_bytes_of_a_new_one(method, monk
         changes.setattr(torch.onnx, "export", None)  # a second call would fail
         retained = get_graphs(method, 1)
     with monkeypatch.context() as changes:
-        changes.setattr("training.export.graphs.export_program", _export_by_torch_alone)
+        changes.setattr("training.export.exporter.export_program", _export_by_torch_alone)
         new = get_graphs(method, 1)
     assert retained["network.onnx"] != first["network.onnx"]
     assert retained == new
@@ -117,7 +117,7 @@ def test_a_damaged_file_is_made_again(damage, monkeypatch):
     (path,) = folder().iterdir()
     kept = path.read_bytes()
     path.write_bytes(damage(kept))
-    monkeypatch.setattr(graph_cache, "_in_memory", {})
+    monkeypatch.setattr(exporter, "_in_memory", {})
     assert len(export_graph(get_model(), X, ROWS, ["y"]).graph.node) == len(expected.graph.node)
     assert path.read_bytes() == kept
 
@@ -126,14 +126,14 @@ def test_a_folder_that_cannot_be_written_is_done_without(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     for selected in (str(tmp_path / "file" / "graphs"), ""):
         monkeypatch.setenv("DUBITO_GRAPHS", selected)
-        monkeypatch.setattr(graph_cache, "_in_memory", {})
+        monkeypatch.setattr(exporter, "_in_memory", {})
         assert export_graph(get_model(), X, ROWS, ["y"]).graph.node
 
 
 def test_the_folder_keeps_the_newest(monkeypatch):
-    monkeypatch.setattr(graph_cache, "MAX_FILES", 2)
+    monkeypatch.setattr(exporter, "MAX_FILES", 2)
     for key in "abc":
-        graph_cache._write(key, b"")
+        exporter._write(key, b"")
     assert len(list(folder().iterdir())) == 2
 
 
