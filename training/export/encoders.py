@@ -101,15 +101,15 @@ def serialise(model: onnx.ModelProto) -> bytes:
     return content
 
 
-def examine(path: Path, row_size: int, examples: Float32[np.ndarray, "N I"]) -> EncoderSpec:
+def examine(content: bytes, row_size: int, examples: Float32[np.ndarray, "N I"]) -> EncoderSpec:
     """Test an encoder, and return its manifest entry.
 
     If batching changes the bits of a row, the service must encode rows one at a time.
     """
     try:
-        width = _width(path, examples[:1])
+        width = _width(content, examples[:1])
         spec = EncoderSpec(outputs=width, rows_at_once=1)
-        encoder = Encoder(path.read_bytes(), spec, row_size, threads=1)
+        encoder = Encoder(content, spec, row_size, threads=1)
     except GraphError as error:
         expected = "a model that the service can run on these rows"
         raise InvalidInput(FIELD, expected, one_line(error)) from None
@@ -136,9 +136,9 @@ def _has_independent_rows(
     return True
 
 
-def _width(path: Path, x: Float32[np.ndarray, "1 I"]) -> int:
+def _width(content: bytes, x: Float32[np.ndarray, "1 I"]) -> int:
     try:
-        session = ort.InferenceSession(str(path), session_options(1), providers=providers())
+        session = ort.InferenceSession(content, session_options(1), providers=providers())
         encoded = session.run([OUTPUT], {INPUT: x})[0]
     except Exception as error:
         raise GraphError(ENCODER, f"onnxruntime: {one_line(error)}"[:300]) from None

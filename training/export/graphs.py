@@ -161,9 +161,6 @@ def check_exports(model: BayesianModel, x: Float[Tensor, "N I"] | None = None) -
     """Check before a fit that a model's network can be exported and served.
 
     `x` are valid input rows, by default noise.
-
-    Raises:
-        InvalidInput: if the network cannot be exported, or its graph differs from torch.
     """
     trial = copy.deepcopy(model).cpu().eval()
     if x is None:

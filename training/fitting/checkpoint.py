@@ -36,12 +36,6 @@ def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
-    """Read the content of a checkpoint.
-
-    Raises:
-        InvalidInput: if the file is not a checkpoint.
-    """
-
     def decode(value: Any) -> Any:
         if isinstance(value, list):
             return [decode(item) for item in value]

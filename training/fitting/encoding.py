@@ -69,11 +69,7 @@ class Encoding:
 
 
 def encoder_graph(recipe: Recipe, data: Dataset) -> bytes | None:
-    """Return the ONNX graph of a recipe's encoder, or None if there is no encoder.
-
-    Raises:
-        InvalidInput: if the encoder is invalid.
-    """
+    """Return the ONNX graph of a recipe's encoder, or None if there is no encoder."""
     network = recipe.network
     if network.encoder is None:
         return None
@@ -99,11 +95,7 @@ def encoder_graph(recipe: Recipe, data: Dataset) -> bytes | None:
 def make_encoding(
     graph: bytes, data: Dataset, train: Rows, folder: Path, parent: Parent | None
 ) -> Encoding:
-    """Test an encoder on some training rows, and save its graph in the run's folder.
-
-    Raises:
-        InvalidInput: if the encoder is invalid, or differs from the parent's.
-    """
+    """Test an encoder on some training rows, and save its graph in the run's folder."""
     if parent is not None and parent.manifest.encoder is not None:
         digest, parent_digest = sha256(graph).hexdigest(), parent.manifest.files[ENCODER].sha256
         if digest != parent_digest:
@@ -112,7 +104,7 @@ def make_encoding(
     path, row_size = folder / ENCODER, math.prod(data.shape)
     path.write_bytes(graph)
     examples = train.x[:EXAMPLES].astype(np.float32)
-    spec = examine(path, row_size, examples)
+    spec = examine(graph, row_size, examples)
     encoder = Encoder(graph, spec, row_size)
     if data.takes_ids:
         _check_largest_id(encoder, data)

@@ -1,22 +1,15 @@
-"""Plots of a run, drawn without pyplot to leave a notebook's backend unchanged."""
+"""Plots, drawn without pyplot to leave a notebook's backend unchanged."""
 
 import io
 import math
 from pathlib import Path
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from model_store.artifacts.disk import replace_file
 
 
 def plot_run(history: list[dict[str, float | int]], path: Path, title: str) -> None:
-    figure = Figure()
-    draw_run(figure, history, title)
-    replace_file(path, render_png(figure))
-
-
-def draw_run(figure: Figure, history: list[dict[str, float | int]], title: str) -> None:
     """Plot the loss, KL, accuracy or RMSE, and spread of theta by epoch."""
     panels = {
         "nats a row": {
@@ -34,8 +27,7 @@ def draw_run(figure: Figure, history: list[dict[str, float | int]], title: str) 
         "std of theta": {"log_std": "geometric mean"},
     }
     panels = {label: curves for label, curves in panels.items() if set(curves) <= set(history[0])}
-    figure.set_size_inches(19, 4.0)
-    figure.set_layout_engine("constrained")
+    figure = Figure(figsize=(19, 4.0), layout="constrained")
     axes = figure.subplots(1, len(panels))
     epochs = [metrics["epoch"] for metrics in history]
     for axis, (label, curves) in zip(axes, panels.items(), strict=True):
@@ -52,14 +44,11 @@ def draw_run(figure: Figure, history: list[dict[str, float | int]], title: str) 
         axis.grid(alpha=0.3)
         if min(line.get_ydata().min() for line in axis.lines) > 0:
             axis.set_yscale("log")
-        legend_above(axis)
+        axis.legend(
+            loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize="small", frameon=False
+        )
     figure.suptitle(title)
-
-
-def legend_above(axis: Axes) -> None:
-    axis.legend(
-        loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize="small", frameon=False
-    )
+    replace_file(path, render_png(figure))
 
 
 def render_png(figure: Figure, dpi: int = 100) -> bytes:

@@ -66,11 +66,7 @@ ARCHITECTURES: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
 
 
 def call_factory(field: str, path: str, *arguments: object) -> nn.Module:
-    """Call a user's `package.module:function`, and check that it returns a module.
-
-    Raises:
-        InvalidInput: naming `field`, if the function fails.
-    """
+    """Call a user's `package.module:function`, and check that it returns a module."""
     function = _import_function(field, path)
     call = f"{path}({', '.join(map(str, arguments))})"
     try:
@@ -114,11 +110,7 @@ def load_weights(module: nn.Module, path: Path) -> None:
 
 
 def load_state(module: nn.Module, tensors: Mapping[str, Tensor], field: str, expected: str) -> None:
-    """Load tensors into a module, like `load_state_dict`.
-
-    Raises:
-        InvalidInput: naming `field` and `expected`, if names or shapes differ.
-    """
+    """Load tensors into a module, like `load_state_dict`."""
     try:
         module.load_state_dict(tensors)
     except RuntimeError as error:

@@ -82,11 +82,7 @@ def _are_probabilities(outputs: Num[Tensor, "R C"]) -> bool:
 
 
 def output_layer(module: nn.Module, examples: Num[Tensor, "R ..."]) -> str:
-    """Return the name of the final Linear layer.
-
-    Raises:
-        InvalidInput: if the module's outputs are not those of a Linear layer.
-    """
+    """Return the name of the Linear layer that computes a module's outputs."""
     calls: list[tuple[str, object]] = []
     layers = {name: layer for name, layer in module.named_modules() if type(layer) in DRAWABLE}
     with watch(layers, after=lambda name, _, values: calls.append((name, values))):

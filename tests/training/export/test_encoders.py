@@ -30,13 +30,12 @@ def get_file(folder, nodes, inputs, outputs=("y",), tensors=(), opset=17):
     return path
 
 
-def get_encoder(folder, model, rows):
-    path = folder / "encoder.onnx"
-    path.write_bytes(serialise(model))
+def get_encoder(model, rows):
+    content = serialise(model)
     size = int(np.prod(rows.shape))
     examples = np.random.default_rng(0).integers(0, 9, (5, size)).astype(np.float32)
-    spec = examine(path, size, examples)
-    return Encoder(path.read_bytes(), spec, size), examples
+    spec = examine(content, size, examples)
+    return Encoder(content, spec, size), examples
 
 
 @pytest.mark.parametrize(
@@ -51,7 +50,7 @@ def test_images_come_as_the_file_has_its_axes(tmp_path, dims, axes):
     path = get_file(
         tmp_path, [helper.make_node("Relu", ["x"], ["y"])], {"x": (TensorProto.FLOAT, dims)}
     )
-    encoder, x = get_encoder(tmp_path, file_graph(path, PIXELS), PIXELS)
+    encoder, x = get_encoder(file_graph(path, PIXELS), PIXELS)
     expected = np.maximum((x.reshape(-1, 3, 4, 5) - 10) / 4, 0).transpose(axes)
     np.testing.assert_allclose(encoder(x), expected.reshape(len(x), -1), rtol=1e-6)
     assert encoder.spec == EncoderSpec(outputs=60, rows_at_once=8)
@@ -59,7 +58,7 @@ def test_images_come_as_the_file_has_its_axes(tmp_path, dims, axes):
 
 def test_a_network_that_averages_places_is_exported_with_its_pixels_mean(tmp_path):
     layers = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    encoder, x = get_encoder(tmp_path, module_graph(layers, PIXELS.shape, PIXELS), PIXELS)
+    encoder, x = get_encoder(module_graph(layers, PIXELS.shape, PIXELS), PIXELS)
     images = (torch.from_numpy(x).unflatten(1, PIXELS.shape) - 10) / 4
     np.testing.assert_allclose(encoder(x), layers(images).detach(), rtol=1e-4, atol=1e-5)
 
@@ -71,7 +70,7 @@ def test_a_grey_image_may_have_a_channel(tmp_path):
         {"x": (TensorProto.FLOAT, ["n", 1, 4, 5])},
     )
     rows = EncoderInput((4, 5))
-    encoder, x = get_encoder(tmp_path, file_graph(path, rows), rows)
+    encoder, x = get_encoder(file_graph(path, rows), rows)
     np.testing.assert_array_equal(encoder(x), -x)
 
 
@@ -94,7 +93,7 @@ def test_a_text_encoder_gets_its_mask_and_types_of_the_ids(tmp_path):
         tensors=tensors,
     )
     rows = EncoderInput((6,), pad_id=3)
-    encoder, x = get_encoder(tmp_path, file_graph(path, rows), rows)
+    encoder, x = get_encoder(file_graph(path, rows), rows)
     expected = (table[x.astype(int)] * (x != 3)[:, :, None]).sum(1)
     np.testing.assert_allclose(encoder(x), expected)
 
@@ -113,7 +112,7 @@ def test_an_inner_value_can_be_taken_and_what_follows_is_left_out(tmp_path):
     rows = EncoderInput((4,))
     model = file_graph(path, rows, "inner")
     assert model.ByteSize() < 1000
-    encoder, x = get_encoder(tmp_path, model, rows)
+    encoder, x = get_encoder(model, rows)
     np.testing.assert_array_equal(encoder(x), -x)
 
 
@@ -174,7 +173,7 @@ def test_weights_in_a_second_file_of_the_folder_are_read(tmp_path):
     rows = EncoderInput((4,))
     model = file_graph(external(tmp_path, weights), rows)
     (tmp_path / "w.bin").unlink()
-    encoder, x = get_encoder(tmp_path, model, rows)
+    encoder, x = get_encoder(model, rows)
     np.testing.assert_allclose(encoder(x), x @ weights, rtol=1e-5, atol=1e-5)
 
 
@@ -229,15 +228,14 @@ def mixing(folder):
 
 
 def test_rows_that_see_each_other_are_encoded_one_at_a_time(tmp_path):
-    path = tmp_path / "encoder.onnx"
-    path.write_bytes(serialise(file_graph(mixing(tmp_path), EncoderInput((4,)))))
+    content = serialise(file_graph(mixing(tmp_path), EncoderInput((4,))))
     x = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
-    assert examine(path, 4, x) == EncoderSpec(outputs=4, rows_at_once=1)
+    assert examine(content, 4, x) == EncoderSpec(outputs=4, rows_at_once=1)
 
 
 def test_what_is_no_number_is_refused(tmp_path):
-    rows, path = EncoderInput((4,)), tmp_path / "encoder.onnx"
+    rows = EncoderInput((4,))
     logarithm = get_file(tmp_path, [helper.make_node("Log", ["x"], ["y"])], {"x": (1, ["n", 4])})
-    path.write_bytes(serialise(file_graph(logarithm, rows)))
+    content = serialise(file_graph(logarithm, rows))
     with pytest.raises(InvalidInput, match="expected finite numbers for every row"):
-        examine(path, 4, -np.ones((4, 4), np.float32))
+        examine(content, 4, -np.ones((4, 4), np.float32))
