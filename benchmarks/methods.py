@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.common import bare_parser, publish_untrained, report, serve, spread
 from benchmarks.predict import DRAWS, Client, seconds
 from model_store.artifacts.store import ModelStore
-from training.export.local import localise
+from training.networks.local import localise
 
 METHODS = ("bbb-gaussian", "bbb-mixture", "mvn", "variational-hypernet", "laplace")
 REFERENCE = "bhn-realnvp"

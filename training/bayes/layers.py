@@ -105,7 +105,13 @@ class LayerContext:
         return h.flatten(0, 1) if self.folded else h
 
 
-class ScaledLayer(nn.Module):
+class RandomLayer(nn.Module):
+    """The base class for layers whose weights depend on theta."""
+
+    context: LayerContext
+
+
+class ScaledLayer(RandomLayer):
     """A layer with random scales: g_u (x . V_u / |V_u|) + b_u.
 
     Directions V and biases b are parameters (Krueger et al. 2017, equation 7 and appendix B). All
@@ -226,7 +232,7 @@ class _ProductAndNorm(torch.autograd.Function):
         return x_grad, direction_grad
 
 
-class WeightLayer(nn.Module):
+class WeightLayer(RandomLayer):
     """A layer with random weights, h W + b.
 
     A draw of theta is W with b as its last row. A convolution is computed as a product of patches

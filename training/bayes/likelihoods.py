@@ -78,10 +78,6 @@ class Likelihood(nn.Module):
     def start(self, y: Tensor) -> None:
         """Initialise the targets' mean and scale from the training set."""
 
-    def guess(self, train: Tensor, y: Tensor) -> float:
-        """Compute the metric on `y` for the constant prediction that is best on `train`."""
-        raise NotImplementedError
-
 
 class Categorical(Likelihood):
     """The categorical likelihood p(y | logits) = softmax(logits)_y.
@@ -149,9 +145,6 @@ class Categorical(Likelihood):
         entropies = torch.special.entr(log_probs.double().exp()).sum(2)
         columns.append(torch.special.entr(probs).sum(1) - entropies.mean(0))
         return torch.stack(columns, dim=1)
-
-    def guess(self, train: Int64[Tensor, "M"], y: Int64[Tensor, "N"]) -> float:
-        return (y == torch.mode(train).values).double().mean().item()
 
 
 class Gaussian(Likelihood):
@@ -238,9 +231,6 @@ class Gaussian(Likelihood):
         if self.log_variance is not None:
             errors = self.row_metric(moments, y) / self.target_std.double().square()
             self.log_variance.copy_(errors.mean().clamp(min=1e-12).log() / SPEED)
-
-    def guess(self, train: Float[Tensor, "M"], y: Float[Tensor, "N"]) -> float:
-        return math.sqrt((y.double() - train.double().mean()).square().mean().item())
 
 
 def crps(moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]) -> Float[Tensor, "N"]:

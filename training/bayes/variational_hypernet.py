@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from model_store.inference.noise import NOISE_ALGORITHM
-from training.bayes.layers import LayerContext, Stochastic, matmul, randn_in_pairs
+from training.bayes.layers import LayerContext, RandomLayer, Stochastic, matmul, randn_in_pairs
 from training.bayes.posterior import Posterior
 
 
-class HyperLayer(nn.Module):
+class HyperLayer(RandomLayer):
     """A layer h W + c with the inferred posterior q(W | h) = MVN(M, A = diag(a), B = diag(b)).
 
     See Kristiadi, "Variational hypernetworks", section 2. An inference network computes d, a and b

@@ -30,8 +30,8 @@ from training.bayes.likelihoods import Gaussian, Likelihood
 from training.bayes.network import BayesianModel, Network
 from training.data import Rows
 from training.export.exporter import DRAWS, ROWS, export_graph
-from training.export.local import localise
 from training.export.served import ServedNetwork, served_network
+from training.networks.local import localise
 from training.networks.networks import MemberNetwork
 from training.networks.probes import list_operators
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from model_store.artifacts.disk import replace_file
 from model_store.errors import DubitoError, InvalidInput
-from training.bayes.diagnostics import mean_log_std
+from training.bayes.diagnostics import guess_nll, mean_log_std
 from training.bayes.likelihoods import Categorical, Gaussian
 from training.bayes.network import CHUNK_ROWS, BayesianModel
 from training.bayes.posterior import noise
@@ -154,14 +154,13 @@ class Run:
         """
         likelihood, (x, y) = self.model.likelihood, self.validation
         _, log_likelihood, errors, *_ = likelihood.validation(self._predict_centre(x), y).unbind(1)
-        metric = likelihood.to_metric(errors.mean().item())
-        message = f"validation {likelihood.metric} {metric:.4g}, "
-        message += f"log-likelihood {log_likelihood.mean().item():.4g}"
-        guess = likelihood.guess(self.train[1], y)
-        if metric <= guess if likelihood.metric == "accuracy" else metric >= guess:
-            message += f": no better than a guess ({guess:.4g}); "
-            message += "these rows may differ from its training data"
-        return message
+        metric, mean = likelihood.to_metric(errors.mean().item()), log_likelihood.mean().item()
+        message = f"validation {likelihood.metric} {metric:.4g}, log-likelihood {mean:.4g}"
+        guess = -guess_nll(self.train[1])
+        if mean > guess:
+            return message
+        advice = "these rows may differ from its training data"
+        return f"{message}: no better than a guess ({guess:.4g}); {advice}"
 
     @torch.no_grad()
     def _predict_centre(self, x: Tensor) -> Tensor:

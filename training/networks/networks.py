@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from model_store.errors import InvalidInput
 from training.bayes.layers import (
@@ -19,13 +20,13 @@ from training.bayes.layers import (
     ForwardContext,
     LayerContext,
     MaskLayer,
+    RandomLayer,
     ScaledLayer,
     Slot,
     Stochastic,
     WeightLayer,
 )
 from training.bayes.layers import initial_weights as layer_weights
-from training.bayes.local import LocalLayer
 from training.bayes.network import Network
 from training.bayes.variational_hypernet import HyperLayer
 from training.networks.fixed_layers import PiecewiseLinear, RandomFeatures
@@ -65,19 +66,14 @@ ELEMENTWISE = (
     nn.Identity,
 )
 CHAINED = (nn.Linear, PiecewiseLinear, RandomFeatures, *ELEMENTWISE, *DROPOUTS)
+# Layers whose inputs can be an embedding.
 WEIGHTED = (
-    *DRAWABLE,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
+    nn.Linear,
+    _ConvNd,
     nn.Bilinear,
     nn.RNNBase,
     nn.MultiheadAttention,
-    ScaledLayer,
-    WeightLayer,
-    HyperLayer,
-    LocalLayer,
+    RandomLayer,
 )
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 TRIAL_ROWS, TRIAL_DRAWS = 3, 2

@@ -33,10 +33,10 @@ from training.data.rows import class_shares
 from training.evaluation.pairs import list_worse_metrics
 from training.evaluation.quality import measure
 from training.export.graphs import export, load_runtime, parity
-from training.export.local import localise
 from training.export.quantise import quantisation_error, quantise_network
 from training.export.served import fit_detectors, fold
 from training.folders import data_root
+from training.networks.local import localise
 from training.publishing.baselines import add_baselines, check_constant
 from training.publishing.draft import (
     Draft,

@@ -7,10 +7,10 @@ from tests.support.recipes import recipe_with
 from training.export import exporter
 from training.export.exporter import export_graph, folder, structure
 from training.export.graphs import export
-from training.export.local import localise
 from training.export.served import served_network
 from training.methods import METHODS
 from training.model import build, initialise
+from training.networks.local import localise
 
 pytestmark = pytest.mark.usefixtures("fits")
 ROWS = {"x": {0: torch.export.Dim("rows")}}

@@ -23,12 +23,12 @@ from training.export.graphs import (
     load_runtime,
     parity,
 )
-from training.export.local import localise
 from training.export.served import fold, served_network
 from training.fitting.laplace import fit_laplace
 from training.fitting.steps import alpha_objective
 from training.methods import METHODS, Laplace
 from training.model import build, initialise
+from training.networks.local import localise
 
 ROWS, SHAPE, CLASSES = 20, (6, 6), 4
 SETS, SET_DRAWS = 200, 20

@@ -10,7 +10,6 @@ from model_store.artifacts.manifest import ImageSpec
 from model_store.errors import InvalidInput
 from tests.support.recipes import content_with, recipe_with
 from training.bayes.layers import ScaledLayer, Stochastic
-from training.bayes.likelihoods import Categorical, Gaussian
 from training.bayes.posterior import noise
 from training.data import Dataset, Rows
 from training.fit import check_pixels
@@ -361,14 +360,6 @@ def test_a_trained_network_of_a_regression_answers_in_the_targets_units(noise):
     torch.testing.assert_close(moments[:, 0], expected[:, 0])
     if noise == "heteroscedastic":
         torch.testing.assert_close(moments[:, 1], expected[:, 1])
-
-
-def test_a_guess_is_the_most_frequent_class_or_the_mean():
-    classes = torch.tensor([1, 1, 2, 0])
-    assert Categorical(3).guess(classes, torch.tensor([1, 0, 0, 2])) == 0.25
-    assert Gaussian("homoscedastic").guess(
-        torch.tensor([1.0, 3.0]), torch.tensor([2.0, 6.0])
-    ) == pytest.approx(8**0.5)
 
 
 def test_grey_images_of_idx_files_are_pixels_too_and_other_numbers_are_not():

@@ -16,9 +16,9 @@ from training.__main__ import main
 from training.bayes.posterior import noise
 from training.data import Rows
 from training.export.graphs import CHECKED_DETECTORS, export, load_runtime, parity
-from training.export.local import localise
 from training.export.served import served_network
 from training.model import build, initialise
+from training.networks.local import localise
 from training.publishing.derive import is_weight, prune, select_strongest, signal_to_noise
 from training.versions import open_parent
 

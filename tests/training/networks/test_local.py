@@ -4,9 +4,9 @@ import torch
 from tests.support.recipes import recipe_with
 from training.bayes.laplace import Eigen
 from training.bayes.posterior import standard_noise
-from training.export.local import localise
 from training.methods import METHODS
 from training.model import build, initialise
+from training.networks.local import localise
 
 ROWS, INPUTS, OUTPUTS = 3, 6, 4
 LOCAL = (
