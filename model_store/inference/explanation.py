@@ -18,13 +18,13 @@ features), and to input detectors with unusually small scores.
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64
+from jaxtyping import Bool, Float32, Float64, Shaped
 
 from model_store.artifacts.manifest import column_width
 from model_store.conformal.detectors import harmonic_shares
 from model_store.inference.model import Model
 from model_store.inference.prediction import Prediction
-from model_store.sources.columns import Columns, usual_row
+from model_store.sources.columns import Columns, indicated_cells, unknown_cells, usual_row
 from model_store.types import Pause, no_pause
 
 NEAREST = 5  # training rows to return
@@ -39,7 +39,10 @@ class Explanation:
     is_low: dict[str, Bool[np.ndarray, "N"]]  # whether a detector's score is unusually small
     falls: Float64[np.ndarray, "N C"] | None = None  # by column
     shares: Float64[np.ndarray, "N I"] | None = None  # by number, without columns
-    nearest: list[tuple[list[str], Float64[np.ndarray, "k"]]] | None = None  # training rows
+    unseen: Bool[np.ndarray, "N C"] | None = None  # columns with an unknown category
+    missing: Bool[np.ndarray, "N C"] | None = None  # columns without a value
+    nearest_ids: Shaped[np.ndarray, "N k"] | None = None  # of training rows
+    nearest_distances: Float64[np.ndarray, "N k"] | None = None
 
 
 def replace_each_column(
@@ -80,21 +83,30 @@ def explain(
     )
     training_rows = model.training_rows if has_nearest else None
     shares = np.zeros(x.shape) if model.runtime.terms_shape else None
-    nearest: list[tuple[list[str], np.ndarray]] = []
+    ids, distances = list[list[str]](), list[np.ndarray]()
     for n, raw in enumerate(x):
         row = raw if training_rows is None else model.runtime.encoded(raw[None])[0]
         if shares is not None:
             shares[n] = _shares(model, explanation, n, row)
         if training_rows is not None:
-            nearest.append(training_rows.nearest(row, NEAREST))
+            row_ids, row_distances = training_rows.nearest(row, NEAREST)
+            ids.append(row_ids)
+            distances.append(row_distances)
         pause()
-    falls = None
-    if replaced is not None:
-        num_columns = len(model.manifest.input.columns)
-        statistic = replaced.statistic.reshape(-1, 1 + num_columns)
-        falls = statistic[:, :1] - statistic[:, 1:]
-    rows = None if training_rows is None else nearest
-    return replace(explanation, falls=falls, shares=shares, nearest=rows)
+    explanation = replace(explanation, shares=shares)
+    if training_rows is not None:
+        explanation = replace(
+            explanation, nearest_ids=np.array(ids), nearest_distances=np.array(distances)
+        )
+    if replaced is None:
+        return explanation
+    columns = model.manifest.input.columns
+    statistic = replaced.statistic.reshape(-1, 1 + len(columns))
+    missing = indicated_cells(x, columns)
+    if prediction.missing is not None:
+        missing |= prediction.missing
+    falls, unseen = statistic[:, :1] - statistic[:, 1:], unknown_cells(x, columns)
+    return replace(explanation, falls=falls, unseen=unseen, missing=missing)
 
 
 def _shares(

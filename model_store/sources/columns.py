@@ -5,7 +5,6 @@ deviations and categories from the training rows. Arithmetic is float64, rounded
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from heapq import nsmallest
 from typing import Any
@@ -201,33 +200,21 @@ def usual_row(columns: Columns) -> Float32[np.ndarray, "I"]:
     return encode(columns, values)[0]
 
 
-@dataclass(frozen=True)
-class UnusualCells:
-    """A row's unseen categories (by column) and its columns with missing values."""
-
-    unseen: dict[str, str]
-    missing: list[str]
+def indicated_cells(x: Float32[np.ndarray, "N I"], columns: Columns) -> Bool[np.ndarray, "N C"]:
+    """Find missing cells in columns that had missing values in training."""
+    has_indicator = np.array([column.indicator for column in columns])
+    return (x[:, _ends(columns) - 1] == 1.0) & has_indicator
 
 
-def unusual_cells(row: Mapping[str, Any], columns: Columns) -> UnusualCells:
-    """Find the unseen categories and missing values in a JSON row."""
-    unseen, missing = {}, []
-    for column in columns:
-        cell = row[column.name]
-        if cell is None:
-            missing.append(column.name)
-        elif isinstance(column, CategoricalColumn):
-            known = frozenset(column.categories)
-            if match_category(category_text(cell), known) not in known:
-                unseen[column.name] = category_text(cell)
-    return UnusualCells(unseen, missing)
+def unknown_cells(x: Float32[np.ndarray, "N I"], columns: Columns) -> Bool[np.ndarray, "N C"]:
+    """Find unknown categories, and missing ones in columns without an indicator."""
+    is_categorical = np.array([isinstance(column, CategoricalColumn) for column in columns])
+    has_indicator = np.array([column.indicator for column in columns], dtype=int)
+    return (x[:, _ends(columns) - 1 - has_indicator] != 0.0) & is_categorical
 
 
 def unknown_categories(x: Float32[np.ndarray, "N I"], columns: Columns) -> dict[str, int]:
-    """Count the rows with an unknown category in each column, omitting zeros.
-
-    In columns without an indicator, missing categories count too.
-    """
+    """Count the `unknown_cells` of each column, omitting zeros."""
     if not columns:
         return {}
     counts = {

@@ -1,48 +1,16 @@
 """Response fields for explanations."""
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from pydantic import BaseModel
 
 from model_store.artifacts.manifest import Manifest
 from model_store.inference.explanation import Explanation
-from model_store.scores.records import take as take_rows
-from model_store.sources.columns import UnusualCells
 from service.api.fields import Field, FieldTable, answer_model, list_fields
 
-MAX_CHARACTERS = 100  # of an unseen category
-# Reasons in `null_because`
-NO_COLUMNS = "the model does not take rows of columns"
-NOT_OBJECTS = "rows did not come as objects keyed by column"
-BY_COLUMN = "see `columns`, because the model takes rows of columns"
-NO_TERMS = (
-    "the flag cannot be attributed to the numbers of a row: the version is old, its rows are too "
-    "long, it has an encoder, or its flag combines no detector of the input"
-)
-IDS_UNSUPPORTED = "not available for rows of ids"
-NO_SCOPE = "the key lacks the scope rows"
-NO_ROWS = "the version has no training rows (set serving.nearest_rows in its recipe)"
-
-
-@dataclass(frozen=True, eq=False)
-class ExplainedRows:
-    """The explanations of N rows. `cells` is None if the rows were not objects."""
-
-    manifest: Manifest
-    explanation: Explanation
-    cells: list[UnusualCells] | None
-    has_scope: bool = True  # the request's key can see training rows
-
-    def __len__(self) -> int:
-        return len(self.explanation.statistic)
-
-    def take(self, rows: slice) -> "ExplainedRows":
-        explanation = take_rows(self.explanation, rows)
-        if explanation.nearest is not None:
-            explanation = replace(explanation, nearest=explanation.nearest[rows])
-        return replace(self, explanation=explanation, cells=self.cells and self.cells[rows])
+if TYPE_CHECKING:
+    from service.api.predictions import Results
 
 
 class DetectorShareAnswer(BaseModel):
@@ -59,13 +27,6 @@ class ColumnFallAnswer(BaseModel):
     fall: float
 
 
-class UnseenAnswer(BaseModel):
-    """A category unseen in training, truncated to 100 characters."""
-
-    column: str
-    value: str
-
-
 class NearestAnswer(BaseModel):
     """A nearby training row and its root-mean-square distance."""
 
@@ -73,19 +34,20 @@ class NearestAnswer(BaseModel):
     distance: float
 
 
-def _columns(explained: ExplainedRows) -> list[str]:
-    return [column.name for column in explained.manifest.input.columns]
+def _explanation(results: "Results") -> Explanation:
+    assert results.explanation is not None
+    return results.explanation
 
 
-def _detectors(explained: ExplainedRows) -> dict[str, dict[str, np.ndarray]]:
-    explanation = explained.explanation
+def _detectors(results: "Results") -> dict[str, dict[str, np.ndarray]]:
+    explanation = _explanation(results)
     shares, is_low = explanation.detector_shares, explanation.is_low
     return {name: {"share": share, "low": is_low[name]} for name, share in shares.items()}
 
 
-def _falls(explained: ExplainedRows) -> list[Any] | None:
+def _falls(results: "Results") -> list[Any] | None:
     """Return each row's columns, sorted by decreasing fall in the flag statistic."""
-    names, falls = _columns(explained), explained.explanation.falls
+    names, falls = results.column_names, _explanation(results).falls
     if falls is None:
         return None
     order = np.argsort(-falls, axis=1, kind="stable").tolist()
@@ -95,50 +57,31 @@ def _falls(explained: ExplainedRows) -> list[Any] | None:
     ]
 
 
-def _attributed(explained: ExplainedRows) -> np.ndarray | None:
-    shares = explained.explanation.shares
+def _attributed(results: "Results") -> np.ndarray | None:
+    shares = _explanation(results).shares
     return None if shares is None else shares.sum(axis=1)
 
 
-def _map(explained: ExplainedRows) -> np.ndarray | None:
-    shares = explained.explanation.shares
-    return None if shares is None else shares.reshape(-1, *explained.manifest.input.shape)
+def _map(results: "Results") -> np.ndarray | None:
+    shares = _explanation(results).shares
+    return None if shares is None else shares.reshape(-1, *results.manifest.input.shape)
 
 
-def _mark_columns(explained: ExplainedRows, kind: str) -> np.ndarray | None:
-    """Return a mask of each row's `unseen` or `missing` columns."""
-    if explained.cells is None:
+def _nearest_arrays(results: "Results") -> dict[str, np.ndarray] | None:
+    explanation = _explanation(results)
+    if explanation.nearest_ids is None or explanation.nearest_distances is None:
         return None
-    names = _columns(explained)
-    return np.array([[name in getattr(cell, kind) for name in names] for cell in explained.cells])
+    return {"id": explanation.nearest_ids, "distance": explanation.nearest_distances}
 
 
-def _unseen(explained: ExplainedRows) -> list[Any] | None:
-    return explained.cells and [
-        [{"column": name, "value": value[:MAX_CHARACTERS]} for name, value in cells.unseen.items()]
-        for cells in explained.cells
-    ]
-
-
-def _missing(explained: ExplainedRows) -> list[Any] | None:
-    return explained.cells and [cells.missing for cells in explained.cells]
-
-
-def _nearest_arrays(explained: ExplainedRows) -> dict[str, np.ndarray] | None:
-    nearest = explained.explanation.nearest
-    if nearest is None:
+def _nearest(results: "Results") -> list[Any] | None:
+    arrays = _nearest_arrays(results)
+    if arrays is None:
         return None
-    ids, distances = zip(*nearest, strict=True)
-    return {"id": np.array(ids), "distance": np.array(distances)}
-
-
-def _nearest(explained: ExplainedRows) -> list[Any] | None:
-    nearest = explained.explanation.nearest
-    if nearest is None:
-        return None
+    rows = zip(arrays["id"].tolist(), arrays["distance"].tolist(), strict=True)
     return [
-        [{"id": i, "distance": d} for i, d in zip(ids, distances.tolist(), strict=True)]
-        for ids, distances in nearest
+        [{"id": name, "distance": distance} for name, distance in zip(*row, strict=True)]
+        for row in rows
     ]
 
 
@@ -167,21 +110,21 @@ class ExplanationFields(FieldTable):
     the model's uncertainty or features"""
 
     map: Annotated[list[Any] | None, Field(_map)]
-    """for other models, except text and ids: each number's share of the statistic, in the shape of
-    a row. Shares are not negative and sum to `attributed`. Strongly correlated numbers share a
-    contradiction"""
+    """each number's share of the statistic, in the shape of a row. Shares are not negative and sum
+    to `attributed`. Strongly correlated numbers share a contradiction. `null` for tabular models,
+    text, ids and encoders, and if no combined detector uses the input"""
 
     unseen: Annotated[
-        list[UnseenAnswer] | None,
-        Field(lambda explained: _mark_columns(explained, "unseen"), json=_unseen),
+        list[str] | None,
+        Field("explanation.unseen", json=lambda r: r.list_columns(r.explanation.unseen)),
     ]
-    """columns with an unknown category, and its first 100 characters"""
+    """for tabular models: columns with an unknown category"""
 
     missing: Annotated[
         list[str] | None,
-        Field(lambda explained: _mark_columns(explained, "missing"), json=_missing),
+        Field("explanation.missing", json=lambda r: r.list_columns(r.explanation.missing)),
     ]
-    """columns whose value is `null`"""
+    """for tabular models: columns whose value is `null`"""
 
     nearest: Annotated[list[NearestAnswer] | None, Field(_nearest_arrays, json=_nearest)]
     """the five nearest training rows [published with the
@@ -190,39 +133,13 @@ class ExplanationFields(FieldTable):
     encoded columns, of pixels, or of other numbers in units of their standard deviations. Needs a
     key with the scope `rows`"""
 
-    null_because: Annotated[
-        dict[str, str],
-        Field(lambda _: None, json=lambda explained: [null_because(explained)] * len(explained)),
-    ]
-    """the reason for each `null` field, for example that rows were not objects"""
-
 
 EXPLANATION = list_fields(ExplanationFields)
 ExplanationAnswer = answer_model(
     "ExplanationAnswer",
-    """The explanation of a flag. `null_because` explains null fields.""",
+    """The explanation of a flag. Fields that the version does not support are null.""",
     EXPLANATION,
 )
-
-
-def null_because(explained: ExplainedRows) -> dict[str, str]:
-    manifest, explanation = explained.manifest, explained.explanation
-    reasons: dict[str, str] = {}
-    if manifest.input.columns:
-        reasons |= dict.fromkeys(("attributed", "map"), BY_COLUMN)
-        if explained.cells is None:
-            reasons |= dict.fromkeys(("unseen", "missing"), NOT_OBJECTS)
-    else:
-        reasons |= dict.fromkeys(("columns", "unseen", "missing"), NO_COLUMNS)
-        if explanation.shares is None:
-            no_shares = IDS_UNSUPPORTED if manifest.input.takes_ids else NO_TERMS
-            reasons |= dict.fromkeys(("attributed", "map"), no_shares)
-    if explanation.nearest is None:
-        has_ids = manifest.input.takes_ids and manifest.encoder is None
-        reasons["nearest"] = (
-            IDS_UNSUPPORTED if has_ids else NO_ROWS if explained.has_scope else NO_SCOPE
-        )
-    return reasons
 
 
 def explanation_bytes(manifest: Manifest, rows: int, as_arrays: bool) -> int:

@@ -5,10 +5,9 @@ handles admission, memory limits, batching, decisions, drift and metrics.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Generic
 
@@ -17,19 +16,17 @@ from fastapi import APIRouter, Request, Response
 from jaxtyping import Bool, Float32, Float64, Int64
 
 from model_store.errors import InvalidInput, describe_value
-from model_store.inference.explanation import explain, replace_each_column
+from model_store.inference.explanation import Explanation, explain, replace_each_column
 from model_store.inference.prediction import DecisionOptions, Prediction, check_computed, decide
 from model_store.sources.columns import (
-    UnusualCells,
     check_complete,
     fill_missing,
     unknown_categories,
-    unusual_cells,
 )
 from model_store.sources.files import open_rows
 from model_store.sources.row_file import Bounds, RowFile, Source
 from model_store.types import Content, Pause
-from service.api.explanations import ExplainedRows, explanation_bytes
+from service.api.explanations import explanation_bytes
 from service.api.json_blocks import JsonRows
 from service.api.media_types import JSON
 from service.api.openapi import BINARY, PURPOSE_PARAMETER, request_body
@@ -107,8 +104,7 @@ class DecisionInputs:
     options: DecisionOptions
     groups: Int64[np.ndarray, "N"] | None
     missing: Bool[np.ndarray, "N C"] | None = None
-    cells: list[UnusualCells] | None = None  # only for explanations, like `usual`
-    usual: Prediction | None = None  # of each row with each column's usual value
+    usual: Prediction | None = None  # of each row with each column's usual value; to explain
 
 
 @router.post(
@@ -258,23 +254,6 @@ async def to_numbers(context: Context, work: RowWork[Any]) -> Float32[np.ndarray
     return x
 
 
-async def find_unusual_cells(context: Context, work: RowWork[Any]) -> list[UnusualCells] | None:
-    """Find each row's unknown categories and missing values, unless the rows are in a file."""
-    rows, columns = work.rows, work.loaded.model.manifest.input.columns
-    if isinstance(rows, RowFile):
-        return None
-
-    def find() -> list[UnusualCells]:
-        results = []
-        blocks: Iterable[Any] = rows.parse_blocks() if isinstance(rows, JsonRows) else [rows]
-        for row in chain.from_iterable(blocks):
-            results.append(unusual_cells(row, columns))
-            work.call.pause()
-        return results
-
-    return await context.threads.requests.run(work.call, SLICE_BYTES, find)
-
-
 async def predict(
     context: Context, work: PredictWork, encode: Encoder, as_arrays: bool = False
 ) -> list[bytes]:
@@ -299,8 +278,6 @@ async def predict(
         x = await to_numbers(context, work)
         if columns:
             inputs.missing = fill_missing(x, columns)
-        if extra:
-            inputs.cells = await find_unusual_cells(context, work)
         work.rows = []
         keep, priors = envelope.return_samples, options.priors
         computed = EngineWork(loaded, x, num_samples, envelope.seed, call, keep, priors=priors)
@@ -383,10 +360,10 @@ def _decide(
     predicted, model, options = work.predicted, work.model, inputs.options
     needs_explanation = row_work.envelope.explain
 
-    def results(prediction: Prediction, explained: ExplainedRows | None = None) -> Results:
+    def results(prediction: Prediction, explanation: Explanation | None = None) -> Results:
         decision, samples = decide(prediction, options), predicted.samples
         manifest = model.manifest
-        return Results(manifest, work.num_samples, prediction, decision, samples, explained)
+        return Results(manifest, work.num_samples, prediction, decision, samples, explanation)
 
     is_small = _answer_numbers(work) <= NUMBERS_AT_ONCE and not needs_explanation
     is_plain = predicted.samples is None and inputs.groups is None and inputs.missing is None
@@ -401,5 +378,4 @@ def _decide(
         return results(prediction), slice(None)
     has_scope = "rows" in row_work.call.request.scope[SCOPES_KEY]
     explanation = explain(model, prediction, work.x, inputs.usual, row_work.call.pause, has_scope)
-    explained = ExplainedRows(model.manifest, explanation, inputs.cells, has_scope)
-    return results(prediction, explained), slice(None)
+    return results(prediction, explanation), slice(None)

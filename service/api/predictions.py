@@ -7,17 +7,18 @@ from itertools import compress
 from typing import Annotated, Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from pydantic import BaseModel
 from pydantic import Field as Limits
 
 from model_store.artifacts.manifest import Manifest
 from model_store.conformal.mondrian import UNKNOWN, cautious_categories
+from model_store.inference.explanation import Explanation
 from model_store.inference.prediction import Decision, Prediction
 from model_store.scores.classification import Scores
 from model_store.scores.records import take as take_rows
 from model_store.scores.tasks import DETECTED, AnyScores
-from service.api.explanations import EXPLANATION, ExplainedRows, ExplanationAnswer
+from service.api.explanations import EXPLANATION, ExplanationAnswer
 from service.api.fields import (
     CLASSES,
     COLUMNS,
@@ -40,7 +41,7 @@ class Results:
     prediction: Prediction
     decision: Decision
     samples: Float[np.ndarray, "K N C"] | None = None
-    explained: ExplainedRows | None = None
+    explanation: Explanation | None = None
 
     def __len__(self) -> int:
         return len(self.decision.flag)
@@ -51,7 +52,7 @@ class Results:
             prediction=self.prediction.take(rows),
             decision=take_rows(self.decision, rows),
             samples=None if self.samples is None else self.samples[:, rows],
-            explained=None if self.explained is None else self.explained.take(rows),
+            explanation=take_rows(self.explanation, rows),
         )
 
     @cached_property
@@ -70,11 +71,21 @@ class Results:
         return dict(arrays_by_name(self._fields, self))
 
     @property
+    def column_names(self) -> list[str]:
+        return [column.name for column in self.manifest.input.columns]
+
+    def list_columns(self, mask: Bool[np.ndarray, "N C"] | None) -> list[list[str]] | None:
+        """List each row's columns that are set in the mask."""
+        if mask is None:
+            return None
+        return [list(compress(self.column_names, row)) for row in mask.tolist()]
+
+    @property
     def _fields(self) -> "list[Field]":
         columns = self.manifest.input.columns or None
         optional = {
             "samples": self.samples,
-            "explanation": self.explained,
+            "explanation": self.explanation,
             "missing": columns,
         }
         fields = BY_TASK[self.manifest.task]
@@ -190,10 +201,7 @@ def _missing(results: Results) -> np.ndarray:
 
 
 def _missing_names(results: Results) -> list[list[str]]:
-    if results.prediction.missing is None:
-        return [[]] * len(results)
-    names = [column.name for column in results.manifest.input.columns]
-    return [list(compress(names, row)) for row in results.prediction.missing.tolist()]
+    return results.list_columns(results.prediction.missing) or [[]] * len(results)
 
 
 def _samples(results: Results) -> Values:
@@ -213,12 +221,12 @@ def _sample_objects(results: Results) -> list[Any]:
 
 
 def _explanation_arrays(results: Results) -> dict[str, np.ndarray] | None:
-    explained = results.explained
-    return None if explained is None else dict(arrays_by_name(EXPLANATION, explained))
+    has_explanation = results.explanation is not None
+    return dict(arrays_by_name(EXPLANATION, results)) if has_explanation else None
 
 
 def _explanation_objects(results: Results) -> list[dict[str, Any]]:
-    return json_objects(EXPLANATION, results.explained, len(results))
+    return json_objects(EXPLANATION, results, len(results))
 
 
 ClassField = partial(Field, task="classification")

@@ -140,7 +140,7 @@ def predict_npz(answer: Answer, pause: Pause) -> list[bytes]:
 def numbers_per_row(results: Results) -> int:
     manifest, samples = results.manifest, results.samples
     numbers = 20 + manifest.output_size * (2 if samples is None else 2 + len(samples))
-    return numbers + (0 if results.explained is None else math.prod(manifest.input.shape))
+    return numbers + (0 if results.explanation is None else math.prod(manifest.input.shape))
 
 
 def answer_bytes(manifest: Manifest, rows: int, kept_draws: int, as_arrays: bool) -> int:

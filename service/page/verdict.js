@@ -80,7 +80,7 @@ function findCause(row, manifest) {
 /** Explain what is unfamiliar about the input. */
 function describeInput(row, manifest, input) {
   const { columns } = manifest.input, { unseen, columns: falls, detectors } = row.explanation ?? {};
-  const sentences = (unseen ?? []).map(({ column, value }) => `“${value}” never appeared in ${column} during training.`);
+  const sentences = (unseen ?? []).map((column) => `“${input?.[column]}” never appeared in ${column} during training.`);
   if (row.missing?.length) sentences.push(`${list(row.missing)} ${row.missing.length > 1 ? "are" : "is"} missing, which never happened in training.`);
   const numeric = columns.filter(({ kind }) => kind === "numeric");
   const far = numeric.map((column) => ({ ...column, value: input?.[column.name], distance: Math.abs(input?.[column.name] - column.mean) / column.std })).filter(({ value, distance }) => typeof value === "number" && distance > FAR);

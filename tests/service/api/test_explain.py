@@ -186,10 +186,10 @@ def test_a_fall_is_that_of_the_row_with_its_usual_value(ask, tables):
 
 def test_unseen_categories_and_missing_values_are_named(ask):
     odd, plain = ask([PERSON | {"city": "Atlantis" * 40, "d": None}, PERSON])
-    assert odd["unseen"] == [{"column": "city", "value": ("Atlantis" * 40)[:100]}]
+    assert odd["unseen"] == ["city"]
     assert odd["missing"] == ["d"]
     assert (plain["unseen"], plain["missing"]) == ([], [])
-    assert set(plain["null_because"]) == {"attributed", "map"}
+    assert (plain["attributed"], plain["map"]) == (None, None)
 
 
 def test_the_nearest_training_rows_are_named_by_their_ids(ask, tables):
@@ -224,7 +224,7 @@ def test_shares_of_detectors_add_up_and_a_map_to_what_is_attributed(ask, digits_
         assert (pixels >= 0).all()
         assert explanation["attributed"] == pytest.approx(attributed)
         assert pixels.sum() == pytest.approx(attributed)
-        assert set(explanation["null_because"]) == {"columns", "unseen", "missing"}
+        assert [explanation[name] for name in ("columns", "unseen", "missing")] == [None] * 3
         assert all(0 <= int(entry["id"]) < 1797 for entry in explanation["nearest"])
     (pixels,) = (np.array(explanation["map"]) for explanation in ask(x[:1].tolist(), "digits"))
     assert pixels.ravel().argmax() == 27
@@ -286,36 +286,26 @@ def test_arrays_say_the_same(ask, digits_rows, model):
         assert not {"unseen", "missing", "columns"} & set(actual)
 
 
-def test_what_a_version_cannot_say_is_null_with_the_reason(ask):
+def test_parts_that_a_version_does_not_support_are_null(ask):
     (hidden,) = ask([PERSON], "hidden")
     assert hidden["nearest"] is None
-    assert "nearest_rows" in hidden["null_because"]["nearest"]
     assert hidden["columns"] is not None
     (old,) = ask([[0.0, 0.0, 9.0]], "tiny")
     assert [
         old[name] for name in ("columns", "map", "attributed", "unseen", "missing", "nearest")
     ] == [None] * 6
-    assert set(old["null_because"]) == {
-        "columns",
-        "map",
-        "attributed",
-        "unseen",
-        "missing",
-        "nearest",
-    }
     assert old["detectors"]["distance"]["share"] > 0.5
 
 
-def test_of_files_cells_are_not_known(ask):
+def test_rows_of_a_file_are_explained_as_others(ask):
     answer = ask.client.post(
         "/predict?model=people&explain=true",
-        content=b"a,b,c,d,city\n0.1,0.1,-0.3,500,Rome\n",
+        content=b"a,b,c,d,city\n0.1,0.1,-0.3,500,Rome\n0.1,0.1,-0.3,,Atlantis\n",
         headers={"Content-Type": "text/csv"},
     )
-    explanation = answer.json()["predictions"][0]["explanation"]
-    assert (explanation["unseen"], explanation["missing"]) == (None, None)
-    assert "objects" in explanation["null_because"]["unseen"]
-    assert explanation["columns"] is not None
+    usual, odd = (row["explanation"] for row in answer.json()["predictions"])
+    assert (usual["unseen"], usual["missing"]) == ([], [])
+    assert (odd["unseen"], odd["missing"]) == (["city"], ["d"])
 
 
 @pytest.mark.parametrize("model", ["people", "digits"])

@@ -155,13 +155,11 @@ def test_pools_of_strings_are_ranked(client):
     assert len(answer.json()["ranking"]) == 3
 
 
-def test_nothing_is_explained_of_ids_and_it_is_said_why(client):
+def test_ids_are_explained_only_by_detectors(client):
     (actual,) = predict(client, ["the film was good"], explain=True).json()["predictions"]
     explanation = actual["explanation"]
     empty = ("attributed", "map", "nearest", "columns", "unseen", "missing")
     assert {name: explanation[name] for name in empty} == dict.fromkeys(empty)
-    assert "ids" in explanation["null_because"]["map"]
-    assert "ids" in explanation["null_because"]["nearest"]
     assert explanation["detectors"].keys() == {"entropy", "feature_neighbours"}
 
 

@@ -124,7 +124,6 @@ def test_it_is_served_like_any_other(published, serve, digits_rows):
         ]
         reason = explained["explanation"]
         assert reason["map"] is None
-        assert "it has an encoder" in reason["null_because"]["map"]
         assert len(reason["nearest"]) == 5
         ranked = client.post("/acquire", json={"pool": rows, "k": 2, "seed": 3}).json()["ranking"]
         assert len(ranked) == 2
