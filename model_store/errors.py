@@ -3,6 +3,7 @@
 DubitoError
 ├── FieldError            a field with a wrong value
 │   ├── InvalidInput      an invalid value
+│   ├── TooLarge          more than a limit allows
 │   ├── Conflict          a label that contradicts an earlier one
 │   └── NotFound          an unknown model, version or alias (also a StoreError)
 ├── StoreError
@@ -65,6 +66,12 @@ class InvalidInput(FieldError):
         """Return a copy of the errors with different field names."""
         errors = (self, *self.other_errors)
         return merge_errors([InvalidInput(rename(e.field), e.expected, e.received) for e in errors])
+
+
+class TooLarge(FieldError):
+    """The request exceeds a limit."""
+
+    status, code, remedy = 413, "too_large", "send less data per request, or raise the limit"
 
 
 class Conflict(FieldError):

@@ -4,7 +4,7 @@ DubitoError
 ├── RequestError
 │   ├── NotReady (ShuttingDown), Overloaded, PastDeadline
 │   └── (also a FieldError) Unauthorized, Forbidden (WrongHost), MethodNotAllowed, Unsupported,
-│       NotDone, TooLarge
+│       NotDone
 └── StoreError
     └── TooLargeToLoad
 """
@@ -56,12 +56,6 @@ class NotDone(RequestError, FieldError):
     """The job has not finished, or the service cannot perform the request."""
 
     status, code, remedy = 409, "not_done", "see `detail`"
-
-
-class TooLarge(RequestError, FieldError):
-    """The request exceeds a limit."""
-
-    status, code, remedy = 413, "too_large", "send less data per request, or raise the limit"
 
 
 class Unsupported(RequestError, FieldError):

@@ -16,6 +16,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Scope
 
+from model_store.sources.row_file import Bounds
 from model_store.types import Pause
 from service import limits
 from service.server.budget import SCOPE_KEY, ByteBudget, Reservation
@@ -126,6 +127,11 @@ class RequestContext:
             request,
             scope[RECORD_KEY],
         )
+
+    @property
+    def bounds(self) -> Bounds:
+        reservation = self.reservation
+        return Bounds(reservation.reserve, reservation.hold, self.pause, self.max_pixels)
 
     def pause(self) -> None:
         """Let other work run. Long work must call this every few milliseconds.

@@ -32,9 +32,10 @@ from integrations.label_studio.projects import (
     read_annotation,
     read_row,
 )
-from model_store.errors import FieldError, InvalidInput
+from model_store.errors import FieldError, InvalidInput, TooLarge
 from model_store.scores.classification import Scores
 from model_store.sources.columns import fill_missing
+from model_store.sources.rows import RowReader
 from model_store.state.labels import is_saved
 from model_store.types import Pause
 from service import limits
@@ -44,11 +45,10 @@ from service.api.middleware import authenticate
 from service.api.predict import PredictWork, predict
 from service.api.requests import parse_json, read_body, require_json, validate
 from service.api.responses import Answer, json_response, response
-from service.api.rows import rows_array
 from service.api.schemas import Envelope, LabelEntry, PredictRequest
 from service.auth.scopes import key_name, needs
 from service.context import Audit, Context, ModelName, get_context
-from service.errors import PastDeadline, TooLarge
+from service.errors import PastDeadline
 from service.models.models import ServedModel
 from service.request_context import RequestContext
 from service.telemetry.logs import AuditLog
@@ -259,7 +259,7 @@ def _read_rows(
         data = task.get("data") if isinstance(task, dict) else None
         try:
             row = read_row(model.manifest, config, data, f"tasks.{n}.data", fetch)
-            x[n] = rows_array([row], spec, "tasks", call, model.text_encoder, n)[0]
+            x[n] = RowReader(spec, "tasks", call.bounds, model.text_encoder).read([row], n)[0]
         except (InvalidInput, TooLarge) as error:
             errors[n] = error
     if len(errors) == len(tasks):

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request, Response
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput, describe_value
+from model_store.sources.rows import Cells, Rows
 from model_store.types import Content
 from model_store.version import read_version
 from service import limits
@@ -33,7 +34,6 @@ from service.api.requests import (
     run_parser,
 )
 from service.api.responses import predict_json, response
-from service.api.rows import Cells, Rows
 from service.api.schemas import PredictRequest
 from service.auth.scopes import OPEN_TO_ALL, needs
 from service.context import Context, get_context
@@ -121,7 +121,7 @@ async def _read_csv(context: Context, call: RequestContext) -> PredictWork:
     loaded = await context.find_model(call, envelope)
     pool = await open_file(context, call, body, loaded, "body", ".csv")
     check_row_count("body", pool.rows, settings.max_rows)
-    return PredictWork(call, envelope, loaded, pool)
+    return PredictWork(call, envelope, loaded, pool, "body")
 
 
 def read_invocation(

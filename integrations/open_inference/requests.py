@@ -29,8 +29,9 @@ from model_store.artifacts.manifest import (
     Manifest,
     NumericColumn,
 )
-from model_store.errors import InvalidInput, describe_value
+from model_store.errors import InvalidInput, TooLarge, describe_value
 from model_store.sources.cells import cell_reader
+from model_store.sources.rows import Cells, Rows
 from model_store.types import Content
 from service.api.requests import (
     SMALL_JSON_BYTES,
@@ -38,8 +39,6 @@ from service.api.requests import (
     parse_options,
     read_json,
 )
-from service.api.rows import Cells, Rows
-from service.errors import TooLarge
 from service.request_context import RequestContext
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -90,7 +89,7 @@ def read_infer(
         received = "more; send tensors in binary format"
         raise TooLarge("body", f"at most {max_json} bytes of JSON", received)
     content, blocks = read_json(text, "inputs", MAX_TENSORS, call, ITEM_BYTES)
-    for block in () if blocks is None else blocks.parse_blocks():
+    for block in () if blocks is None else blocks.parts():
         content["inputs"] += block
         call.pause()
     if not content.keys() <= FIELDS:

@@ -21,7 +21,7 @@ from integrations.open_inference.requests import (
 )
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import LATEST
-from model_store.errors import InvalidInput
+from model_store.errors import InvalidInput, TooLarge
 from model_store.types import Content
 from model_store.version import read_version
 from service import limits
@@ -39,7 +39,7 @@ from service.api.requests import (
 from service.api.responses import json_response, response
 from service.auth.scopes import OPEN_TO_ALL, needs
 from service.context import AllowedModels, Context, CurrentContext, ModelName, get_context
-from service.errors import NotReady, TooLarge, Unsupported
+from service.errors import NotReady, Unsupported
 from service.models.models import Models
 from service.request_context import RequestContext
 

@@ -1,17 +1,15 @@
 """Predict arrays and DataFrames in Python with the same conversions as in the service."""
 
-import math
 import operator
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Float32
 
-from model_store.artifacts.manifest import InputSpec
 from model_store.conformal.calibration import DEFAULT_FPR, format_rate
 from model_store.conformal.mondrian import UNKNOWN
 from model_store.errors import InvalidInput
@@ -25,13 +23,9 @@ from model_store.inference.prediction import (
     decide,
 )
 from model_store.sources.arrow import name_categories
-from model_store.sources.columns import encode_cells, fill_missing
-from model_store.sources.images import image_content, open_image, pixels
+from model_store.sources.columns import fill_missing
 from model_store.sources.parquet import ParquetFile, write_tables
-from model_store.sources.row_file import Part, RowFile, describe_shapes
-
-if TYPE_CHECKING:
-    from model_store.sources.text import TextEncoder
+from model_store.sources.rows import rows_array
 
 FIELD = "X"
 ROWS_AT_ONCE = 512
@@ -144,62 +138,6 @@ def decide_as_served(
 def _encoded(model: Model, X: Any, names: list[str] | None) -> Float32[np.ndarray, "N I"]:
     spec = model.manifest.input
     if not spec.columns and not is_frame(X):
-        return _numbers(X, spec, FIELD)
+        return rows_array(X, spec, FIELD)
     file = ParquetFile(to_parquet(to_table(X, names)), spec, FIELD)
-    return encode_file(file, spec, model.text_encoder, FIELD)
-
-
-def encode_file(
-    file: RowFile, spec: InputSpec, text_encoder: "TextEncoder | None", field: str
-) -> Float32[np.ndarray, "N I"]:
-    parts, first = [], 0
-    for part in file.parts():
-        parts.append(_encode_part(part, spec, text_encoder, field, first))
-        first += len(parts[-1])
-    return np.concatenate(parts)
-
-
-def _encode_part(
-    part: Part, spec: InputSpec, text_encoder: "TextEncoder | None", field: str, first: int
-) -> Float32[np.ndarray, "N I"]:
-    if isinstance(part, dict):
-        return encode_cells(part, spec.columns, field, first)
-    if isinstance(part, np.ndarray):
-        return _numbers(part, spec, field)
-    rows = []
-    for n, row in enumerate(part, start=first):
-        if text_encoder is None:
-            rows.append(_image(row, spec, f"{field}.{n}"))
-        else:
-            rows.append(_text(row, text_encoder, f"{field}.{n}"))
-    return np.stack(rows)
-
-
-def _text(text: Any, encoder: "TextEncoder", field: str) -> Float32[np.ndarray, "I"]:
-    if not isinstance(text, str):
-        raise InvalidInput(field, "a text", type(text).__name__)
-    encoder.bytes_for(text, field)
-    return encoder.row(text)
-
-
-def _image(content: Any, spec: InputSpec, field: str) -> Float32[np.ndarray, "I"]:
-    assert spec.image is not None
-    image = open_image(image_content(content, field), field)
-    return pixels(image, spec.shape, spec.image, field).astype(np.float32)
-
-
-def _numbers(x: np.ndarray, spec: InputSpec, field: str) -> Float32[np.ndarray, "N I"]:
-    size = math.prod(spec.shape)
-    if x.dtype.kind not in "fiub" or x.shape[1:] not in (spec.shape, (size,)):
-        expected = f"numbers of shape {describe_shapes(spec.shape)}"
-        raise InvalidInput(field, expected, f"{x.dtype.str[:20]} of shape {x.shape}")
-    with np.errstate(over="ignore"):
-        flat = np.ascontiguousarray(x.reshape(len(x), size), dtype=np.float32)
-    is_valid, expected = np.isfinite(flat), "finite numbers in float32's range"
-    if spec.takes_ids:
-        is_valid = (flat >= spec.minimum) & (flat <= spec.maximum) & (flat == np.floor(flat))
-        expected = f"ids: whole numbers from {spec.minimum:.0f} to {spec.maximum:.0f}"
-    if not is_valid.all():
-        row = np.argmin(is_valid.all(axis=1))
-        raise InvalidInput(field, expected, f"another value in row {row}")
-    return flat
+    return rows_array(file, spec, FIELD, encoder=model.text_encoder)

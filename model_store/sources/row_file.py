@@ -8,7 +8,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -47,10 +47,12 @@ Part = list[Any] | np.ndarray | dict[str, list[Any] | np.ndarray]
 
 @dataclass(frozen=True)
 class Bounds:
-    """The callbacks with which a reader reserves memory and pauses."""
+    """The callbacks with which a reader reserves memory and pauses, and the limit on pixels."""
 
     reserve: Callable[[int, str], None] = lambda _size, _field: None
+    hold: Callable[[int, str], AbstractContextManager[None]] = lambda _size, _field: nullcontext()
     pause: Pause = no_pause
+    max_pixels: float = math.inf  # in all image files that are read together
 
 
 UNBOUNDED = Bounds()

@@ -17,6 +17,7 @@ from model_store.errors import InvalidInput
 from model_store.sources.columns import fill_missing, unknown_categories
 from model_store.sources.files import check_ids
 from model_store.sources.row_file import Part, RowFile, text_bytes
+from model_store.sources.rows import add_row_id, count_rows, name_rows
 from model_store.state.labels import Acquisition, row_format, save_acquired
 from service.api.openapi import file_body, request_body
 from service.api.options import resolve_num_samples
@@ -29,7 +30,6 @@ from service.api.requests import (
     request_media_type,
 )
 from service.api.responses import json_response
-from service.api.rows import add_row_id, name_rows
 from service.api.schemas import AcquireRequest, ModelRequest
 from service.auth.scopes import needs
 from service.batch.computation import ComputationRequest, acquire_answer, ranking_fields
@@ -160,7 +160,7 @@ async def _read_pool(
     call.reservation.shrink(x.nbytes)
     call.reservation.reserve(ID_BYTES * len(x) + text_bytes(names or ()), "ids")
     if names is None and work.envelope.keep:
-        name = partial(name_rows, [x], spec, call)
+        name = partial(name_rows, [x], spec.columns, call.pause)
         names = await context.threads.requests.run(call, ID_BYTES * len(x), name)
     return x, names
 
@@ -311,7 +311,7 @@ def preview_rows(pool: RowFile, rows: list[int]) -> list[dict[str, Any]]:
     values: dict[int, Any] = {}
     remaining_bytes, first, sorted_rows = MAX_PREVIEW_BYTES, 0, sorted(set(rows))
     for part in pool.parts() if sorted_rows else ():
-        size = len(next(iter(part.values()))) if isinstance(part, dict) else len(part)
+        size = count_rows(part)
         for row in sorted_rows:
             if first <= row < first + size:
                 value, size_bytes = _as_json(part, row - first, pool.spec.text is not None)

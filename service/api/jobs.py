@@ -4,7 +4,7 @@ import io
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,10 @@ from pydantic import BaseModel
 
 from model_store.acquisition.choice import max_joint_candidates
 from model_store.acquisition.ranking import race_stages
-from model_store.errors import InvalidInput, NotFound
+from model_store.errors import InvalidInput, NotFound, TooLarge
 from model_store.sources.files import file_stamp, open_rows
 from model_store.sources.row_file import RowFile
+from model_store.sources.rows import name_rows, read_blocks
 from model_store.state.database import as_state_errors, may_be_damaged
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
 from model_store.types import Content
@@ -32,14 +33,13 @@ from service.api.options import resolve_groups, resolve_num_samples
 from service.api.predict import RowWork, read_work, to_numbers
 from service.api.requests import NPZ, PARQUET
 from service.api.responses import format_timestamp, json_response
-from service.api.rows import file_parts, name_rows
 from service.api.schemas import AcquireRequest, PredictJobRequest, Timestamp
 from service.auth.scopes import SCOPES_KEY, allowed_models, get_owner, needs
 from service.batch.computation import request_fields
 from service.batch.job_process import GROUPS_FILE, IDS_FILE, SELECTED_FILE, JobRequest
 from service.context import Audit, Context, CurrentContext, LinkPrefix
 from service.engine.pool_ranking import check_keep
-from service.errors import NotDone, Overloaded, PastDeadline, TooLarge
+from service.errors import NotDone, Overloaded, PastDeadline
 from service.models.reservoir import fresh_seed
 from service.request_context import RequestContext, get_link_prefix
 from service.server.shares import is_within_share
@@ -255,12 +255,9 @@ async def _accept(
     names = await find_names(context, work)
     if names is None and getattr(work.envelope, "keep", False):
         rows, model = work.rows, work.loaded.model
-        parts: Iterable[np.ndarray] = (
-            file_parts(rows, call, model.text_encoder)
-            if isinstance(rows, RowFile)
-            else [np.asarray(rows)]
-        )
-        make_names = partial(name_rows, parts, model.manifest.input, call)
+        spec = model.manifest.input if isinstance(rows, RowFile) else model.manifest.input.encoded
+        blocks = read_blocks(rows, spec, work.field, call.bounds, model.text_encoder)
+        make_names = partial(name_rows, blocks, spec.columns, call.pause)
         names = await context.threads.requests.run(call, ID_BYTES * len(rows), make_names)
     try:
         job = await context.threads.state(partial(_queue, context, kind, work, names, num_samples))

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from model_store.errors import InvalidInput, describe_value
+from model_store.errors import InvalidInput, TooLarge, describe_value
 from model_store.types import Content, Pause, no_pause
-from service.errors import TooLarge
 from service.request_context import RequestContext
 
 BLOCK_BYTES = 64 << 10  # parsed in a few milliseconds
@@ -55,7 +54,7 @@ class JsonRows:
     def __len__(self) -> int:
         return self.count
 
-    def parse_blocks(self) -> Iterator[list[Any]]:
+    def parts(self) -> Iterator[list[Any]]:
         for start, end in self.blocks:
             items: list[Any] = parse(b"[" + self.body[start:end] + b"]")
             if not items:

@@ -8,9 +8,10 @@ from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from model_store.artifacts.manifest import Manifest
-from model_store.errors import MAX_ERRORS, InvalidInput, describe_value, merge_errors
+from model_store.errors import MAX_ERRORS, InvalidInput, TooLarge, describe_value, merge_errors
 from model_store.sources.cells import match_category
 from model_store.sources.columns import fill_missing
+from model_store.sources.rows import rows_array
 from model_store.state.labels import (
     Label,
     accept,
@@ -26,7 +27,6 @@ from model_store.state.live import MIN_CONTROL_ROWS, live_figures
 from service.api.openapi import json_body
 from service.api.requests import Validated, parse_json, read_body, require_json, validate
 from service.api.responses import format_timestamp, json_response
-from service.api.rows import rows_array
 from service.api.schemas import (
     Envelope,
     LabelEntry,
@@ -37,7 +37,6 @@ from service.api.schemas import (
 )
 from service.auth.scopes import allowed_models, key_name, needs
 from service.context import AllowedModels, Audit, Context, CurrentContext, CurrentRequest, ModelName
-from service.errors import TooLarge
 from service.models.models import ServedModel
 from service.request_context import RequestContext
 from service.telemetry.logs import AuditLog
@@ -302,7 +301,7 @@ def _row(loaded: ServedModel, entry: LabelEntry, n: int, call: RequestContext) -
     call.reservation.reserve(4 * model.row_size, "labels")
     spec, encoder = model.manifest.input, model.text_encoder
     try:
-        x = rows_array([entry.input], spec, "input", call, encoder)
+        x = rows_array([entry.input], spec, "input", call.bounds, encoder)
         fill_missing(x, spec.columns)
         return x[0]
     except InvalidInput as error:

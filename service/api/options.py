@@ -10,12 +10,11 @@ from model_store.artifacts.manifest import CategorySpec
 from model_store.conformal.calibration import DEFAULT_FPR, format_rate
 from model_store.conformal.mondrian import UNKNOWN
 from model_store.conformal.rank_tables import confident_rank, largest_coverage
-from model_store.errors import InvalidInput
+from model_store.errors import InvalidInput, TooLarge
 from model_store.inference.model import Model
 from model_store.inference.prediction import DecisionOptions
 from service import limits
 from service.api.schemas import Envelope, PredictRequest
-from service.errors import TooLarge
 from service.settings import Settings
 
 PRIORS_TOLERANCE = 1e-6  # for the sum of shares

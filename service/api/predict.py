@@ -24,10 +24,10 @@ from model_store.sources.columns import (
     unknown_categories,
 )
 from model_store.sources.files import open_rows
-from model_store.sources.row_file import Bounds, RowFile, Source
+from model_store.sources.row_file import RowFile, Source
+from model_store.sources.rows import MAX_FAST_BYTES, Rows, rows_array
 from model_store.types import Content, Pause
 from service.api.explanations import explanation_bytes
-from service.api.json_blocks import JsonRows
 from service.api.media_types import JSON
 from service.api.openapi import BINARY, PURPOSE_PARAMETER, request_body
 from service.api.options import (
@@ -60,7 +60,6 @@ from service.api.responses import (
     predict_npz,
     response,
 )
-from service.api.rows import MAX_FAST_BYTES, Cells, Rows, file_array, rows_array
 from service.api.schemas import Envelope, PredictRequest
 from service.auth.scopes import POOLS_KEY, SCOPES_KEY, needs
 from service.context import Context, get_context
@@ -88,7 +87,7 @@ class RowWork(Generic[AnyEnvelope]):
     call: RequestContext
     envelope: AnyEnvelope
     loaded: ServedModel
-    rows: Rows | RowFile
+    rows: Rows
     field: str = "inputs"  # name of the rows in errors
     is_live: bool = True  # counted in drift and metrics
     is_encoded: bool = False  # rows of a table are already numbers
@@ -158,7 +157,7 @@ async def read_work(
     if not is_job:
         jobs = f"{call.request.scope['path']}/jobs"
         check_row_count(file.field, len(file), max_rows, f" ({jobs} takes more)")
-    return RowWork(call, envelope, loaded, file, field)
+    return RowWork(call, envelope, loaded, file, file.field)
 
 
 async def open_rows_file(
@@ -191,12 +190,11 @@ async def open_file(
     ending: str | None = None,
 ) -> RowFile:
     """Open a row file and reserve memory for it."""
-    bounds = Bounds(call.reservation.reserve, call.pause)
     spec = loaded.model.manifest.input
     if ending == PARQUET_ENDING and not isinstance(source, Path):
         check = partial(context.file_preflights.reserve, source, spec, field, call)
         await context.threads.preflights.run(call, len(source), check)
-    work = partial(open_rows, source, spec, field, ending, bounds)
+    work = partial(open_rows, source, spec, field, ending, call.bounds)
     return await context.threads.requests.run(call, SLICE_BYTES, work)
 
 
@@ -236,18 +234,12 @@ async def to_numbers(context: Context, work: RowWork[Any]) -> Float32[np.ndarray
     Missing cells are NaN, or an error if the request rejects them.
     """
     call, rows, field, model = work.call, work.rows, work.field, work.loaded.model
-    size, encoder, spec = 4 * len(rows) * model.row_size, model.text_encoder, model.manifest.input
-    if isinstance(rows, RowFile):
-        call.reservation.reserve(size, rows.field)
-        convert, is_slow = partial(file_array, rows, call, encoder), True
-    else:
-        call.reservation.reserve(size, field)
-        spec = spec.encoded if work.is_encoded else spec
-        convert = partial(rows_array, rows, spec, field, call, encoder)
-        is_slow = isinstance(rows, JsonRows | Cells) or (
-            isinstance(rows, list) and isinstance(rows[0], str | bytes | dict)
-        )
-    is_slow = is_slow or size > MAX_FAST_BYTES
+    size, spec = 4 * len(rows) * model.row_size, model.manifest.input
+    spec = spec.encoded if work.is_encoded else spec
+    call.reservation.reserve(size, field)
+    convert = partial(rows_array, rows, spec, field, call.bounds, model.text_encoder)
+    is_slow = size > MAX_FAST_BYTES or not isinstance(rows, list | np.ndarray)
+    is_slow = is_slow or (isinstance(rows, list) and isinstance(rows[0], str | bytes | dict))
     x = await context.threads.requests.run(call, size, convert) if is_slow else convert()
     if work.envelope.missing == "reject":
         check_complete(x, spec.columns, field)

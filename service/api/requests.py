@@ -18,11 +18,13 @@ from python_multipart.multipart import File, FormParser, parse_options_header
 from model_store.errors import (
     MAX_ERRORS,
     InvalidInput,
+    TooLarge,
     describe_value,
     list_choices,
     merge_errors,
 )
 from model_store.sources.npy import parse_npy
+from model_store.sources.rows import Rows
 from model_store.types import Content, Pause, no_pause
 from service import limits
 from service.api.json_blocks import (
@@ -34,10 +36,9 @@ from service.api.json_blocks import (
     split_json,
 )
 from service.api.media_types import JSON, list_header, weight
-from service.api.rows import Rows
 from service.api.schemas import Envelope, PredictRequest, RequestModel, drop_extra_unknown
 from service.context import Context
-from service.errors import TooLarge, Unsupported
+from service.errors import Unsupported
 from service.request_context import RequestContext
 
 NPY = "application/x-npy"

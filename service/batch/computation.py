@@ -20,13 +20,12 @@ from model_store.inference.runtime import DrawSet
 from model_store.scores.tasks import PREDICTIVES
 from model_store.sources.columns import check_complete, fill_missing
 from model_store.sources.row_file import Part
+from model_store.sources.rows import RowReader
 from service.api.options import decision_options, resolve_priors
 from service.api.predictions import Results
 from service.api.responses import metadata_arrays, priors_by_class
-from service.api.rows import rows_array
 from service.api.schemas import AcquireRequest, PredictRequest
 from service.engine.batching import part_rows
-from service.request_context import RequestContext
 
 Kind = Literal["score", "rank"]
 UNKNOWN_CATEGORIES = "unknown_categories"
@@ -128,8 +127,7 @@ class Computation:
         self, part: Part, spec: InputSpec, field: str, first: int
     ) -> Float32[np.ndarray, "n I"]:
         """Convert part of a file to numbers. `first` is the index of its first row."""
-        encoder = self.model.text_encoder
-        x = rows_array(part, spec, field, RequestContext(), encoder, first)
+        x = RowReader(spec, field, encoder=self.model.text_encoder).read(part, first)
         return self.complete(x, field, first)
 
     def complete(

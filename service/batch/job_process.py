@@ -48,11 +48,11 @@ from model_store.scores.records import concatenate
 from model_store.sources.columns import count_unknown
 from model_store.sources.files import check_ids, file_stamp, open_rows
 from model_store.sources.row_file import Part, RowFile
+from model_store.sources.rows import add_row_id, count_rows
 from model_store.state.database import Database, convert_disk_error
 from model_store.state.jobs import Job, Jobs, State
 from model_store.state.labels import Acquisition, row_format, save_acquired
 from service.api.options import group_numbers
-from service.api.rows import add_row_id
 from service.batch.candidate import Cancelled, fit_candidate
 from service.batch.computation import (
     UNKNOWN_CATEGORIES,
@@ -142,7 +142,7 @@ class JobRows:
             return
         first = int(rows[0])
         for part in self._file.parts(first):
-            n = len(next(iter(part.values()))) if isinstance(part, dict) else len(part)
+            n = count_rows(part)
             part_rows = rows[slice(*np.searchsorted(rows, [first, first + n]))] - first
             if len(part_rows):
                 yield self._numbers(part, first)[part_rows]

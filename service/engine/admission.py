@@ -13,8 +13,9 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from model_store.errors import TooLarge
 from service import limits
-from service.errors import Overloaded, TooLarge
+from service.errors import Overloaded
 from service.server.shares import is_within_share
 
 IDLE_DELAY_S = 0.002  # before idle work begins, so that answers are sent first

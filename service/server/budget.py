@@ -11,7 +11,8 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from service.errors import Overloaded, TooLarge
+from model_store.errors import TooLarge
+from service.errors import Overloaded
 
 SCOPE_KEY = "dubito.reservation"
 RETRY_AFTER_S = 1

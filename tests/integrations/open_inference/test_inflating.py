@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from integrations.open_inference.routes import STEP_BYTES, read_inflated
-from model_store.errors import InvalidInput
-from service.errors import Overloaded, TooLarge
+from model_store.errors import InvalidInput, TooLarge
+from service.errors import Overloaded
 from service.request_context import RequestContext
 from service.server.budget import ByteBudget, Reservation
 

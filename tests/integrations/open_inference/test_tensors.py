@@ -20,8 +20,8 @@ from integrations.open_inference.tensors import (
     parse_array,
     parse_strings,
 )
-from model_store.errors import InvalidInput
-from service.errors import Overloaded, TooLarge
+from model_store.errors import InvalidInput, TooLarge
+from service.errors import Overloaded
 from service.request_context import RequestContext
 from service.server.budget import ByteBudget, Reservation
 

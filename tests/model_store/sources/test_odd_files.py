@@ -5,13 +5,11 @@ import orjson
 import pytest
 
 from model_store.artifacts.manifest import InputSpec
-from model_store.errors import InvalidInput
+from model_store.errors import InvalidInput, TooLarge
 from model_store.sources.files import check_ids, open_rows
+from model_store.sources.rows import rows_array
 from model_store.sources.text import TextEncoder
 from service.api.acquire import preview_rows
-from service.api.rows import rows_array
-from service.errors import TooLarge
-from service.request_context import RequestContext
 from tests.support.files import CSV, ENDINGS, npz_bytes, parquet_bytes, zip_bytes
 from tests.support.kinds import PICTURES, TEXTS
 from tests.support.odd_files import bad_utf8, damaged, odd_files
@@ -51,10 +49,7 @@ def read(media_type, content, spec, encoder=None):
         if ids is not None:
             check_ids(ids, file.rows)
         orjson.dumps([displayed, ids], option=orjson.OPT_SERIALIZE_NUMPY)
-        first = 0
-        for part in file.parts():
-            first += len(rows_array(part, spec, "pool", RequestContext(), encoder, first))
-        assert first == file.rows
+        assert len(rows_array(file, spec, "pool", encoder=encoder)) == file.rows
     except (InvalidInput, TooLarge) as error:
         orjson.dumps(str(error))
         assert len(str(error)) < 2000

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from model_store.errors import DubitoError, InvalidInput
+from model_store.errors import DubitoError, InvalidInput, TooLarge
 from service.api import json_blocks
 from service.api.json_blocks import split_json
-from service.errors import TooLarge
 
 LEAVES = (
     st.none()
@@ -40,7 +39,7 @@ def read(text):
     try:
         content, rows = split_json(text, "inputs", 1000)
         if rows is not None:
-            content["inputs"] = [row for block in rows.parse_blocks() for row in block]
+            content["inputs"] = [row for block in rows.parts() for row in block]
             assert len(rows) == len(content["inputs"])
     except DubitoError:
         return None
@@ -109,7 +108,7 @@ def test_rows_are_counted_and_long_ones_refused_before_they_are_parsed(monkeypat
         split_json(b'{"inputs": [[0], [' + b"1," * 100 + b"1]]}", "inputs", 3)
     long = b"a" * 1000  # a string may be long: an image
     _, rows = split_json(b'{"inputs": ["' + long + b'"]}', "inputs", 3)
-    assert list(rows.parse_blocks()) == [[long.decode()]]
+    assert list(rows.parts()) == [[long.decode()]]
 
 
 def test_rows_that_count_no_more_must_be_json_too():
@@ -123,4 +122,4 @@ def test_deep_rows_are_read_in_large_bodies_as_in_small_ones(depth):
     row = b"[" * depth + b"1" + b"]" * depth
     body = b'{"inputs": [' + row + b"]}"
     _, rows = json_blocks.split_json(body, "inputs", 10)
-    assert [*rows.parse_blocks()] == [json.loads(body)["inputs"]]
+    assert [*rows.parts()] == [json.loads(body)["inputs"]]

@@ -2,10 +2,9 @@ import tracemalloc
 
 import pytest
 
-from model_store.errors import InvalidInput
+from model_store.errors import InvalidInput, TooLarge
 from service.api.requests import parse_json, validate
 from service.api.schemas import AcquireRequest, LabelsRequest, PredictRequest
-from service.errors import TooLarge
 
 MANY = 200_000
 UNKNOWN = {f"unknown{i}": 0 for i in range(MANY)}

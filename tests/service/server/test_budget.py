@@ -6,14 +6,19 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from model_store.artifacts.manifest import ImageSpec, InputSpec, TextSpec
+from model_store.errors import TooLarge
+from model_store.sources.rows import rows_array
 from model_store.sources.text import TextEncoder
-from service.api.rows import rows_array
-from service.errors import Overloaded, TooLarge
+from service.errors import Overloaded
 from service.request_context import RequestContext
 from service.server.budget import MAX_SHARE, SMALL_BYTES, ByteBudget, Reservation
 from tests.support.texts import tokenizer
 
 MOST = 64 << 20
+
+
+def bounds(max_bytes):
+    return RequestContext(Reservation(ByteBudget(max_bytes))).bounds
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(SMALL_BYTES + 1, MOST)), max_size=60))
@@ -88,11 +93,9 @@ def test_decoding_an_image_takes_of_the_budget_before_it_begins():
     Image.new("L", (1000, 1000)).save(file, "PNG")
     spec = InputSpec(shape=(4, 4), minimum=0, maximum=255, image=ImageSpec(mode="L", resize=True))
     rows = [file.getvalue()] * 3
-    assert rows_array(
-        rows, spec, "inputs", RequestContext(Reservation(ByteBudget(20 << 20)))
-    ).shape == (3, 16)
+    assert rows_array(rows, spec, "inputs", bounds(20 << 20)).shape == (3, 16)
     with pytest.raises(TooLarge, match=r"inputs\.0: expected at most .* bytes in memory"):
-        rows_array(rows, spec, "inputs", RequestContext(Reservation(ByteBudget(10 << 20))))
+        rows_array(rows, spec, "inputs", bounds(10 << 20))
 
 
 def test_an_image_counts_with_its_pixels_once_it_is_resized_in_proportion():
@@ -101,15 +104,15 @@ def test_an_image_counts_with_its_pixels_once_it_is_resized_in_proportion():
     image = ImageSpec(mode="L", resize=True, fit="crop", shorter=100)
     spec, rows = InputSpec(shape=(4, 4), minimum=0, maximum=255, image=image), [file.getvalue()] * 2
     reservation = Reservation(ByteBudget(20 << 20))
-    call = RequestContext(reservation, max_pixels=2_040_800)
-    assert rows_array(rows, spec, "inputs", call).shape == (2, 16)
-    call = RequestContext(reservation, max_pixels=2_040_799)
+    limited = RequestContext(reservation, max_pixels=2_040_800).bounds
+    assert rows_array(rows, spec, "inputs", limited).shape == (2, 16)
+    limited = RequestContext(reservation, max_pixels=2_040_799).bounds
     with pytest.raises(
         TooLarge, match=r"inputs: expected images of at most 2040799 pixels in total"
     ):
-        rows_array(rows, spec, "inputs", call)
+        rows_array(rows, spec, "inputs", limited)
     with pytest.raises(TooLarge, match=r"inputs\.0: expected at most .* bytes in memory"):
-        rows_array(rows, spec, "inputs", RequestContext(Reservation(ByteBudget(9 << 20))))
+        rows_array(rows, spec, "inputs", bounds(9 << 20))
 
 
 def test_tokenising_takes_of_the_budget_before_it_begins():
@@ -117,8 +120,6 @@ def test_tokenising_takes_of_the_budget_before_it_begins():
     spec = InputSpec(shape=(8,), dtype="int32", minimum=0, maximum=99, text=text)
     encoder = TextEncoder(tokenizer().to_str().encode(), text)
     rows = [{"text": "good " * 6_000}] * 2
-    assert rows_array(
-        rows, spec, "inputs", RequestContext(Reservation(ByteBudget(30 << 20))), encoder
-    ).shape == (2, 8)
+    assert rows_array(rows, spec, "inputs", bounds(30 << 20), encoder).shape == (2, 8)
     with pytest.raises(TooLarge, match=r"inputs\.0\.text: expected at most .* bytes in memory"):
-        rows_array(rows, spec, "inputs", RequestContext(Reservation(ByteBudget(19 << 20))), encoder)
+        rows_array(rows, spec, "inputs", bounds(19 << 20), encoder)

@@ -7,14 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from jaxtyping import Float32
 
 from model_store.artifacts.manifest import InputSpec
-from model_store.errors import InvalidInput, describe_value, merge_errors
+from model_store.errors import InvalidInput, TooLarge, describe_value, merge_errors
 from model_store.sources.columns import (
+    Columns,
     columns_expected,
     encode_cells,
     encode_objects,
@@ -28,43 +29,50 @@ from model_store.sources.images import (
     pixels,
     resized_pixels,
 )
-from model_store.sources.row_file import Part, RowFile, describe_shapes
-from service.api.json_blocks import JsonRows
-from service.errors import TooLarge
-from service.request_context import RequestContext
+from model_store.sources.row_file import UNBOUNDED, Bounds, Part, RowFile, describe_shapes
+from model_store.types import Pause
 
 if TYPE_CHECKING:
     from model_store.sources.text import TextEncoder
 
 # Checked in Python, because numpy would release the GIL and wait for it
 FEW_NUMBERS = 4096
-NUMBERS_AT_ONCE = 1 << 16  # per step, about a millisecond
+NUMBERS_AT_ONCE = 1 << 16  # per block, about a millisecond
 MAX_FAST_BYTES = 4 * NUMBERS_AT_ONCE  # of arrays converted on the event loop
 ROW_NAME_BYTES = 8  # of the hash
 
 
+class Parts(Protocol):
+    """Rows that are read part by part."""
+
+    def __len__(self) -> int: ...
+
+    def parts(self) -> Iterator[Part]: ...
+
+
 @dataclass(frozen=True, eq=False)
 class Cells:
+    """Rows of a table, by column."""
+
     columns: dict[str, list[Any] | np.ndarray]
     count: int
 
     def __len__(self) -> int:
         return self.count
 
-    def take(self, rows: slice) -> dict[str, list[Any] | np.ndarray]:
-        return {name: cells[rows] for name, cells in self.columns.items()}
+    def parts(self) -> Iterator[Part]:
+        yield self.columns
 
 
-Rows = list[Any] | np.ndarray | JsonRows | Cells
+Rows = list[Any] | np.ndarray | Parts
 
 
 def rows_array(
-    rows: Rows | Part,
+    rows: Rows,
     spec: InputSpec,
     field: str,
-    call: RequestContext,
+    bounds: Bounds = UNBOUNDED,
     encoder: "TextEncoder | None" = None,
-    first_row: int = 0,
 ) -> Float32[np.ndarray, "N I"]:
     """Convert rows to a flat float32 array.
 
@@ -72,153 +80,136 @@ def rows_array(
     Image models also take image files. Text models also take strings, text files and objects with
     one string.
 
-    Args:
-        first_row: index of the first row, for errors.
-
     Raises:
         InvalidInput: if a shape is wrong, a number is not finite, or an id is unknown.
         TooLarge: if images have too many pixels, or one needs too much memory to decode.
         Overloaded: if there is too little memory left to decode an image.
     """
     size = math.prod(spec.shape)
-    at_once = max(1, NUMBERS_AT_ONCE // size)
-    if isinstance(rows, dict):
-        call.pause()
-        return encode_cells(rows, spec.columns, field, first_row)
-    if isinstance(rows, np.ndarray):
-        return _convert_array(rows, spec, field, call, first_row)
-    if isinstance(rows, Cells):
-        x = np.empty((len(rows), size), dtype=np.float32)
-        for first in range(0, len(rows), at_once):
-            cells = rows.take(slice(first, first + at_once))
-            x[first : first + at_once] = encode_cells(cells, spec.columns, field, first_row + first)
-            call.pause()
-        return x
-    if isinstance(rows, list) and len(rows) <= at_once and not _is_long(rows[0], spec):
-        return _Reader(rows[0], spec, field, call, encoder).block(rows, first_row)
-    if isinstance(rows, JsonRows):
-        blocks: Iterable[list[Any]] = rows.parse_blocks()
-    else:
-        blocks = (rows[first : first + at_once] for first in range(0, len(rows), at_once))
-    x = np.empty((len(rows), size), dtype=np.float32)
-    reader, count = None, 0
-    for block in blocks:
-        reader = reader or _Reader(block[0], spec, field, call, encoder)
-        step = 1 if _is_long(block[0], spec) else len(block)
-        for first in range(0, len(block), step):
-            part = block[first : first + step]
-            x[count : count + len(part)] = reader.block(part, first_row + count)
-            count += len(part)
-            call.pause()
+    if isinstance(rows, list) and len(rows) * size <= NUMBERS_AT_ONCE and not _is_long(rows, spec):
+        return RowReader(spec, field, bounds, encoder).read(rows, 0)
+    x, count = np.empty((len(rows), size), dtype=np.float32), 0
+    for block in read_blocks(rows, spec, field, bounds, encoder):
+        x[count : count + len(block)] = block
+        count += len(block)
     assert count == len(rows)
     return x
 
 
-def _convert_array(
-    rows: np.ndarray, spec: InputSpec, field: str, call: RequestContext, first_row: int
-) -> Float32[np.ndarray, "N I"]:
-    size = math.prod(spec.shape)
-    if spec.columns:
-        raise columns_expected(field, f"an array of shape {rows.shape}")
-    if rows.shape[1:] not in (spec.shape, (size,)):
-        expected = f"an array of shape {describe_shapes(spec.shape)}"
-        raise InvalidInput(field, expected, f"shape {rows.shape}")
-    flat = rows.reshape(len(rows), size)
-    if spec.takes_ids:
-        _check_ids(flat, spec, field, first_row)
-    is_converted = flat.dtype == np.float32 and flat.flags.c_contiguous
-    x = flat if is_converted else np.empty(flat.shape, dtype=np.float32)
-    at_once = max(1, NUMBERS_AT_ONCE // size)
-    for first in range(0, len(rows), at_once):
-        step_rows = slice(first, first + at_once)
-        if not is_converted:
-            with np.errstate(over="ignore"):
-                x[step_rows] = flat[step_rows]
-        _check_finite(x[step_rows], field, first_row + first)
-        call.pause()
-    return x
-
-
-def file_parts(
-    pool: RowFile, call: RequestContext, encoder: "TextEncoder | None"
+def read_blocks(
+    rows: Rows,
+    spec: InputSpec,
+    field: str,
+    bounds: Bounds = UNBOUNDED,
+    encoder: "TextEncoder | None" = None,
 ) -> Iterator[Float32[np.ndarray, "n I"]]:
-    first = 0
-    for part in pool.parts():
-        x = rows_array(part, pool.spec, pool.field, call, encoder, first)
-        yield x
-        first += len(x)
-        call.pause()
+    """Convert rows in small blocks, pausing after each."""
+    reader, first = RowReader(spec, field, bounds, encoder), 0
+    parts = iter([rows]) if isinstance(rows, list | np.ndarray) else rows.parts()
+    for part in parts:
+        if isinstance(rows, RowFile):
+            reader.pixels = 0
+        at_once = 1 if _is_long(part, spec) else max(1, NUMBERS_AT_ONCE // math.prod(spec.shape))
+        for start in range(0, count_rows(part), at_once):
+            block = reader.read(take_rows(part, slice(start, start + at_once)), first)
+            yield block
+            first += len(block)
+            bounds.pause()
 
 
-def file_array(
-    pool: RowFile, call: RequestContext, encoder: "TextEncoder | None"
-) -> Float32[np.ndarray, "N I"]:
-    x = np.empty((pool.rows, pool.row_size), dtype=np.float32)
-    first = 0
-    for part in file_parts(pool, call, encoder):
-        x[first : first + len(part)] = part
-        first += len(part)
-    return x
+def count_rows(part: Part) -> int:
+    return len(next(iter(part.values()))) if isinstance(part, dict) else len(part)
+
+
+def take_rows(part: Part, rows: slice) -> Part:
+    if isinstance(part, dict):
+        return {name: cells[rows] for name, cells in part.items()}
+    return part[rows]
 
 
 def name_rows(
-    parts: Iterable[Float32[np.ndarray, "n I"]], spec: InputSpec, call: RequestContext
+    blocks: Iterable[Float32[np.ndarray, "n I"]], columns: Columns, pause: Pause
 ) -> list[str]:
     """Name rows by their content.
 
     The second copy of a row gets the suffix `-2`, and so on.
     """
     counts, names = Counter[bytes](), list[str]()
-    for x in parts:
-        fill_missing(x, spec.columns)
+    for x in blocks:
+        fill_missing(x, columns)
         for row in np.ascontiguousarray(x):
             digest = blake2b(row, digest_size=ROW_NAME_BYTES)
             counts[digest.digest()] += 1
             copy = counts[digest.digest()]
             names.append(f"row-{digest.hexdigest()}" + (f"-{copy}" if copy > 1 else ""))
-        call.pause()
+        pause()
     return names
 
 
-def _is_long(row: Any, spec: InputSpec) -> bool:
-    return isinstance(row, str | bytes) or (spec.text is not None and isinstance(row, dict))
+def _is_long(part: Part, spec: InputSpec) -> bool:
+    """Check whether a single row can take as long as a block of numbers."""
+    first = part[0] if isinstance(part, list) and part else None
+    return isinstance(first, str | bytes) or (spec.text is not None and isinstance(first, dict))
 
 
-class _Reader:
-    """Converts lists of rows that share the form of the first row."""
+class RowReader:
+    """Converts blocks of rows to numbers. All rows must have the form of the first row."""
 
     def __init__(
         self,
-        first: Any,
         spec: InputSpec,
         field: str,
-        call: RequestContext,
-        encoder: "TextEncoder | None",
+        bounds: Bounds = UNBOUNDED,
+        encoder: "TextEncoder | None" = None,
     ) -> None:
-        self.reservation = call.reservation
         self.spec = spec
-        self.encoder = encoder
         self.field = field
-        self.max_pixels = call.max_pixels
+        self.bounds = bounds
+        self.encoder = encoder
         self.pixels = 0  # sum over images
-        self.is_objects = bool(spec.columns)
-        if self.is_objects and not isinstance(first, dict):
-            raise columns_expected(field, _describe_row(first))
-        self.is_images = spec.image is not None and isinstance(first, str | bytes)
-        self.is_texts = spec.text is not None and isinstance(first, str | bytes | dict)
-        is_nested = isinstance(first, list) and first != [] and isinstance(first[0], list)
-        nested = len(spec.shape) > 1 and is_nested
-        self.lengths = spec.shape if nested else (math.prod(spec.shape),)
+        self._first: Any = None
 
-    def block(self, rows: list[Any], first_row: int) -> Float32[np.ndarray, "n I"]:
-        if self.is_objects:
-            spec = self.spec
+    def read(self, rows: Part, first_row: int) -> Float32[np.ndarray, "n I"]:
+        """Convert a block. Row numbers in errors start at `first_row`."""
+        spec = self.spec
+        if isinstance(rows, dict):
+            return encode_cells(rows, spec.columns, self.field, first_row)
+        if isinstance(rows, np.ndarray):
+            return self._array(rows, first_row)
+        if self._first is None:
+            self._first = rows[0]
+        first = self._first
+        if spec.columns:
+            if not isinstance(first, dict):
+                raise columns_expected(self.field, _describe_row(first))
             return encode_objects(rows, spec.columns, self.field, first_row, spec.ignored)
-        if not (self.is_images or self.is_texts):
-            return _block(rows, first_row, self.lengths, self.spec, self.field)
-        read = self._image if self.is_images else self._text
+        if spec.image is not None and isinstance(first, str | bytes):
+            read = self._image
+        elif spec.text is not None and isinstance(first, str | bytes | dict):
+            read = self._text
+        else:
+            is_nested = isinstance(first, list) and first != [] and isinstance(first[0], list)
+            lengths = spec.shape if is_nested else (math.prod(spec.shape),)
+            return _numbers(rows, first_row, lengths, spec, self.field)
         numbered = enumerate(rows, start=first_row)
         return np.stack([read(row, f"{self.field}.{n}") for n, row in numbered])
+
+    def _array(self, rows: np.ndarray, first_row: int) -> Float32[np.ndarray, "n I"]:
+        spec, size = self.spec, math.prod(self.spec.shape)
+        if spec.columns:
+            raise columns_expected(self.field, f"an array of shape {rows.shape}")
+        if rows.shape[1:] not in (spec.shape, (size,)):
+            expected = f"an array of shape {describe_shapes(spec.shape)}"
+            raise InvalidInput(self.field, expected, f"shape {rows.shape}")
+        if rows.dtype.kind not in "fiub":
+            raise InvalidInput(self.field, "numbers", f"dtype {rows.dtype.str[:20]}")
+        flat = rows.reshape(len(rows), size)
+        if spec.takes_ids:
+            _check_ids(flat, spec, self.field, first_row)
+        with np.errstate(over="ignore"):
+            x = np.ascontiguousarray(flat, dtype=np.float32)
+        _check_finite(x, self.field, first_row)
+        return x
 
     def _text(self, row: Any, field: str) -> Float32[np.ndarray, "I"]:
         """Tokenize a string, a text file, or an object with one string."""
@@ -234,7 +225,7 @@ class _Reader:
                 raise InvalidInput(field, "text in UTF-8", "other bytes") from None
         if type(row) is not str:
             raise InvalidInput(field, "a string, like the first row", describe_value(row))
-        with self.reservation.hold(self.encoder.bytes_for(row, field), field):
+        with self.bounds.hold(self.encoder.bytes_for(row, field), field):
             try:
                 return self.encoder.row(row)
             except ValueError:
@@ -249,10 +240,10 @@ class _Reader:
         shape, spec = self.spec.shape, self.spec.image
         resized = resized_pixels(image, shape, spec, field)
         self.pixels += decoded_pixels(image) + resized
-        if self.pixels > self.max_pixels:
-            expected = f"images of at most {self.max_pixels} pixels in total"
+        if self.pixels > self.bounds.max_pixels:
+            expected = f"images of at most {self.bounds.max_pixels} pixels in total"
             raise TooLarge(self.field, expected, "more")
-        with self.reservation.hold(2 * len(content) + decoding_bytes(image, resized), field):
+        with self.bounds.hold(2 * len(content) + decoding_bytes(image, resized), field):
             return pixels(image, shape, spec, field).astype(np.float32)
 
 
@@ -266,7 +257,7 @@ def _single_value(row: dict[str, Any], name: str, field: str) -> Any:
     return row[name]
 
 
-def _block(
+def _numbers(
     rows: list[Any], first_row: int, lengths: tuple[int, ...], spec: InputSpec, field: str
 ) -> Float32[np.ndarray, "N I"]:
     shape = spec.shape
