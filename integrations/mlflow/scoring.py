@@ -26,18 +26,17 @@ from service.api.problems import ErrorForm, register_error_form
 from service.api.requests import (
     build_envelope,
     check_row_count,
-    describe_media_type,
     parse_options,
     read_body,
     read_json,
     request_media_type,
     run_parser,
+    unsupported,
 )
 from service.api.responses import predict_json, response
 from service.api.schemas import PredictRequest
 from service.auth.scopes import OPEN_TO_ALL, needs
 from service.context import Context, get_context
-from service.errors import Unsupported
 from service.request_context import RequestContext
 
 CSV = "text/csv"
@@ -100,7 +99,7 @@ async def _read(context: Context, call: RequestContext) -> PredictWork:
     if media_type == CSV:
         return await _read_csv(context, call)
     if media_type != JSON:
-        raise Unsupported("Content-Type", f"{JSON} or {CSV}", describe_media_type(call.request))
+        raise unsupported(call.request, f"{JSON} or {CSV}")
     body = await read_body(call, limits.MAX_JSON_BYTES)
     parse = partial(read_invocation, body, settings.max_rows, call)
     size = len(body)

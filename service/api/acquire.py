@@ -7,6 +7,7 @@ from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
+import orjson
 from fastapi import APIRouter, Request, Response
 from jaxtyping import Float32, Int64
 from pydantic import BaseModel, Field
@@ -19,15 +20,15 @@ from model_store.sources.files import check_ids
 from model_store.sources.row_file import Part, RowFile, text_bytes
 from model_store.sources.rows import add_row_id, count_rows, name_rows
 from model_store.state.labels import Acquisition, row_format, save_acquired
+from service.api.media_types import ENDINGS
 from service.api.openapi import file_body, request_body
 from service.api.options import resolve_num_samples
 from service.api.predict import RowWork, open_file, read_work, to_numbers
 from service.api.requests import (
-    ENDINGS,
-    describe_media_type,
     parse_query,
     read_body,
     request_media_type,
+    unsupported,
 )
 from service.api.responses import json_response
 from service.api.schemas import AcquireRequest, ModelRequest
@@ -43,14 +44,11 @@ from service.engine.pool_ranking import (
     check_keep,
     control_predictions,
 )
-from service.errors import Unsupported
 from service.models.reservoir import fresh_seed
 
 ID_BYTES = 200  # per id
 CHECK_BYTES = 100  # per id, while duplicates are searched
 MAX_CHARACTERS = 1000  # of a text in a preview
-MAX_PREVIEW_BYTES = 64 << 20
-NUMBER_BYTES = 12  # in JSON, approximately
 
 
 class RankedRow(BaseModel):
@@ -176,10 +174,14 @@ async def _rank(
     call, envelope, loaded = work.call, work.envelope, work.loaded
     reservation, manifest = call.reservation, loaded.model.manifest
     acquisition, num_samples = computation.acquisition, computation.num_samples
-    ids: Sequence[str] = RowNumbers(len(x)) if names is None else names
     seed = fresh_seed() if envelope.seed is None and envelope.control else envelope.seed
-    find = partial(select_rows, context, envelope, loaded.name, ids, names is not None, seed or 0)
-    selection = await context.threads.state(find)
+
+    def select_by_id() -> tuple[list[str], Selection]:
+        ids = list(map(str, range(len(x)))) if names is None else names
+        has_ids = names is not None
+        return ids, select_rows(context, envelope, loaded.name, ids, has_ids, seed or 0)
+
+    ids, selection = await context.threads.state(select_by_id)
     ranked_x, ranked_ids = x, ids
     if len(selection.ranked) < len(x):
         reservation.reserve(x.nbytes, "pool")
@@ -220,22 +222,6 @@ async def _rank(
     computation = replace(computation, seed=pool.seed)
     counts = len(x), excluded, unknown, envelope.race, ranked.finalists
     return acquire_answer(manifest, computation, rows, *counts)
-
-
-class RowNumbers(Sequence[str]):
-    """Row numbers as ids, converted to strings on demand.
-
-    A list of 100,000 strings would block the event loop for tens of milliseconds.
-    """
-
-    def __init__(self, rows: int) -> None:
-        self._numbers = range(rows)
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, index: Any) -> Any:
-        return str(self._numbers[index])
 
 
 def _add_pool_index(error: InvalidInput, places: Int64[np.ndarray, "R"]) -> InvalidInput:
@@ -286,9 +272,7 @@ async def post_preview(request: Request, context: CurrentContext, call: CurrentR
     body = await read_body(call, context.settings.max_body_bytes)
     ending = ENDINGS.get(request_media_type(request))
     if ending is None:
-        raise Unsupported(
-            "Content-Type", f"one of {', '.join(ENDINGS)}", describe_media_type(request)
-        )
+        raise unsupported(request, f"one of {', '.join(ENDINGS)}")
     query = parse_query(request, PreviewRequest)
     loaded = await context.find_model(call, query)
     pool = await open_file(context, call, body, loaded, "pool", ending)
@@ -306,23 +290,19 @@ async def post_preview(request: Request, context: CurrentContext, call: CurrentR
 
 
 def preview_rows(pool: RowFile, rows: list[int]) -> list[dict[str, Any]]:
-    """Return the requested rows that exist, up to `MAX_PREVIEW_BYTES` in total."""
+    """Return the requested rows that exist."""
     ids = pool.ids()
     values: dict[int, Any] = {}
-    remaining_bytes, first, sorted_rows = MAX_PREVIEW_BYTES, 0, sorted(set(rows))
-    for part in pool.parts() if sorted_rows else ():
-        size = count_rows(part)
-        for row in sorted_rows:
-            if first <= row < first + size:
-                value, size_bytes = _as_json(part, row - first, pool.spec.text is not None)
-                remaining_bytes -= size_bytes
-                if remaining_bytes < 0:
-                    break
-                pool.bounds.reserve(2 * size_bytes, "rows")
-                values[row] = value
-        first += size
+    first, last = 0, max(rows, default=-1)
+    for part in pool.parts() if rows else ():
+        end = first + count_rows(part)
+        for row in {row for row in rows if first <= row < end}:
+            values[row] = _as_json(part, row - first, pool.spec.text is not None)
+            size = len(orjson.dumps(values[row], option=orjson.OPT_SERIALIZE_NUMPY))
+            pool.bounds.reserve(2 * size, "rows")
+        first = end
         pool.bounds.pause()
-        if first > sorted_rows[-1] or remaining_bytes < 0:
+        if first > last:
             break
     return [
         {"index": row, "id": str(row) if ids is None else ids[row], "row": values[row]}
@@ -331,20 +311,18 @@ def preview_rows(pool: RowFile, rows: list[int]) -> list[dict[str, Any]]:
     ]
 
 
-def _as_json(part: Part, row: int, is_text: bool) -> tuple[Any, int]:
-    """Convert a row to JSON-serialisable values and estimate its size in bytes."""
+def _as_json(part: Part, row: int, is_text: bool) -> Any:
+    """Convert a row to JSON-serialisable values."""
     if isinstance(part, dict):
-        cells = {name: _plain(values[row]) for name, values in part.items()}
-        return cells, sum(len(str(cell)) for cell in cells.values())
+        return {name: _plain(values[row]) for name, values in part.items()}
     value = part[row]
     if isinstance(value, np.ndarray):
         with np.errstate(over="ignore"):
-            return value.ravel().astype(np.float32), NUMBER_BYTES * value.size
+            return value.ravel().astype(np.float32)
     if isinstance(value, bytes) and not is_text:
-        return base64.b64encode(value).decode(), 2 * len(value)
+        return base64.b64encode(value).decode()
     text = value.decode("utf-8-sig", "replace") if isinstance(value, bytes) else str(value)
-    text = text[:MAX_CHARACTERS]
-    return text, len(text)
+    return text[:MAX_CHARACTERS]
 
 
 def _plain(cell: Any) -> Any:

@@ -27,11 +27,10 @@ from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
 from model_store.types import Content
 from service import limits
 from service.api.acquire import ID_BYTES, AcquireAnswer, find_names, select_rows
-from service.api.media_types import JSON
+from service.api.media_types import JSON, NPZ, PARQUET
 from service.api.openapi import BINARY, request_body
 from service.api.options import resolve_groups, resolve_num_samples
 from service.api.predict import RowWork, read_work, to_numbers
-from service.api.requests import NPZ, PARQUET
 from service.api.responses import format_timestamp, json_response
 from service.api.schemas import AcquireRequest, PredictJobRequest, Timestamp
 from service.auth.scopes import SCOPES_KEY, allowed_models, get_owner, needs

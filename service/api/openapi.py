@@ -13,10 +13,10 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 
-from service.api.media_types import JSON, PROBLEM_JSON
+from service.api.media_types import FILE_ENDINGS, FORM, JSON, NPY, PROBLEM_JSON
 from service.api.page import StaticContent, StaticResponse
 from service.api.problems import Problem
-from service.api.requests import FILE_ENDINGS, FORM, NPY, PURPOSE, TEST
+from service.api.requests import PURPOSE, TEST
 from service.api.schemas import (
     AcquireRequest,
     Envelope,

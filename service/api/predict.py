@@ -28,7 +28,7 @@ from model_store.sources.row_file import RowFile, Source
 from model_store.sources.rows import MAX_FAST_BYTES, Rows, rows_array
 from model_store.types import Content, Pause
 from service.api.explanations import explanation_bytes
-from service.api.media_types import JSON
+from service.api.media_types import ENDINGS, FORM, JSON, NPZ
 from service.api.openapi import BINARY, PURPOSE_PARAMETER, request_body
 from service.api.options import (
     check_answer_size,
@@ -38,16 +38,11 @@ from service.api.options import (
 )
 from service.api.predictions import PredictAnswer, Results
 from service.api.requests import (
-    ENDINGS,
-    FILE_ENDINGS,
-    FORM,
-    NPZ,
-    PARQUET,
     AnyEnvelope,
     check_row_count,
+    header,
     is_test,
     parse_rows,
-    prefers_npz,
     read_body,
     request_media_type,
     run_parser,
@@ -71,7 +66,6 @@ from service.request_context import RequestContext
 Encoder = Callable[[Answer, Pause], list[bytes]]
 
 BODY = request_body(PredictRequest)
-PARQUET_ENDING = FILE_ENDINGS[PARQUET]
 FEW_NUMBERS = 2_500  # encoded on the event loop in less than a millisecond
 
 router = APIRouter(tags=["Predict"])
@@ -117,7 +111,7 @@ async def post_predict(request: Request) -> Response:
     """Predict labels or targets with uncertainty and flag unusual rows."""
     context = get_context(request)
     call = context.begin(request, has_rows=True)
-    as_arrays = prefers_npz(request)
+    as_arrays = NPZ in header(request, b"accept")
     work = await read_work(context, call, PredictRequest, "inputs", context.settings.max_rows)
     parts = await predict(context, work, predict_npz if as_arrays else predict_json, as_arrays)
     return response(parts, NPZ if as_arrays else JSON)
@@ -191,7 +185,7 @@ async def open_file(
 ) -> RowFile:
     """Open a row file and reserve memory for it."""
     spec = loaded.model.manifest.input
-    if ending == PARQUET_ENDING and not isinstance(source, Path):
+    if ending == ".parquet" and not isinstance(source, Path):
         check = partial(context.file_preflights.reserve, source, spec, field, call)
         await context.threads.preflights.run(call, len(source), check)
     work = partial(open_rows, source, spec, field, ending, call.bounds)

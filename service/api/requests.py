@@ -1,6 +1,5 @@
 """Parse and validate request headers, bodies, queries and forms (RFC 7578)."""
 
-import mimetypes
 import mmap
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -35,19 +34,13 @@ from service.api.json_blocks import (
     reserve_json,
     split_json,
 )
-from service.api.media_types import JSON, list_header, weight
+from service.api.media_types import ENDINGS, FILE_ENDINGS, FORM, JSON, NPY
 from service.api.schemas import Envelope, PredictRequest, RequestModel, drop_extra_unknown
 from service.context import Context
 from service.errors import Unsupported
 from service.request_context import RequestContext
 
-NPY = "application/x-npy"
-NPZ = "application/x-npz"
-PARQUET = "application/vnd.apache.parquet"
-FORM = "multipart/form-data"
 PURPOSE, TEST = "Dubito-Purpose", "test"  # header and its only value
-FILE_ENDINGS = {NPZ: ".npz", PARQUET: ".parquet", "application/zip": ".zip", "text/csv": ".csv"}
-ENDINGS = {**FILE_ENDINGS, NPY: ".npy"}
 # Smaller JSON is parsed at once without reserving memory. Its objects take up to 2 MB.
 SMALL_JSON_BYTES = 64 << 10
 LARGE_BODY_BYTES = 1 << 20
@@ -95,25 +88,9 @@ def request_media_type(request: Request) -> str:
     return header(request, b"content-type").partition(";")[0].strip().lower()
 
 
-def describe_media_type(request: Request) -> str:
-    """Describe the body's media type for an error message.
-
-    Unknown names are not repeated.
-    """
-    media_type = request_media_type(request)
-    if not media_type:
-        return "none"
-    names = {"application/x-www-form-urlencoded", *FILE_ENDINGS, *mimetypes.types_map.values()}
-    return media_type if media_type in names else "an unknown media type"
-
-
-def prefers_npz(request: Request) -> bool:
-    """Check whether the `Accept` header names npz with at least the weight of JSON."""
-    if all(name != b"accept" for name, _ in request.scope["headers"]):
-        return False
-    accept = list_header(request.scope, b"accept")
-    npz = weight(accept, NPZ)
-    return NPZ in accept.lower() and npz > 0 and npz >= weight(accept, JSON)
+def unsupported(request: Request, expected: str) -> Unsupported:
+    """Create the error for a body of another media type."""
+    return Unsupported("Content-Type", expected, request_media_type(request)[:80] or "none")
 
 
 def require_json(request: Request) -> None:
@@ -122,7 +99,7 @@ def require_json(request: Request) -> None:
     Browsers let other sites send forms and text without a preflight request.
     """
     if request_media_type(request) != JSON:
-        raise Unsupported("Content-Type", JSON, describe_media_type(request))
+        raise unsupported(request, JSON)
 
 
 async def read_body(call: RequestContext, limit: int) -> Content:
@@ -209,7 +186,7 @@ def parse_rows(
             call.reservation.acquire(ARRAY_BYTES * rows.size)
     else:
         names = ", ".join((JSON, NPY, *FILE_ENDINGS))
-        raise Unsupported("Content-Type", f"{names} or {FORM}", describe_media_type(request))
+        raise unsupported(request, f"{names} or {FORM}")
     if getattr(envelope, f"{field}_file", None) is not None:
         if rows is None or len(rows) > 0:
             raise InvalidInput(f"{field}_file", f"no value with other {field}", "both")
