@@ -113,7 +113,7 @@ router = APIRouter(tags=["Acquire"])
 @router.post(
     "/acquire",
     response_model=AcquireAnswer,
-    openapi_extra=request_body(AcquireRequest),
+    openapi_extra=request_body(AcquireRequest, "pool"),
     dependencies=[needs("acquire")],
 )
 async def post_acquire(request: Request) -> Response:

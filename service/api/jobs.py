@@ -214,7 +214,7 @@ def job_json(context: Context, job: Job, prefix: str = "") -> dict[str, Any]:
     "/acquire/jobs",
     status_code=202,
     response_model=JobAnswer,
-    openapi_extra=request_body(AcquireRequest),
+    openapi_extra=request_body(AcquireRequest, "pool"),
     dependencies=[needs("acquire")],
 )
 async def post_acquire_job(request: Request, context: CurrentContext) -> Response:
@@ -226,7 +226,7 @@ async def post_acquire_job(request: Request, context: CurrentContext) -> Respons
     "/predict/jobs",
     status_code=202,
     response_model=JobAnswer,
-    openapi_extra=request_body(PredictJobRequest),
+    openapi_extra=request_body(PredictJobRequest, "inputs"),
     dependencies=[needs("predict")],
 )
 async def post_predict_job(request: Request, context: CurrentContext) -> Response:

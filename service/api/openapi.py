@@ -30,14 +30,10 @@ from service.auth.keys import Keys
 from service.auth.scopes import OPEN_TO_ALL, needed_scope
 from service.context import CurrentContext, LinkPrefix
 
-FORMS: dict[type[RequestModel], str] = {
-    PredictRequest: "inputs",
-    AcquireRequest: "pool",
-    PredictJobRequest: "inputs",
-}
 SWAGGER_FILES = "/static-offline-docs"
 SCHEMAS = "#/components/schemas/"
 BINARY = {"type": "string", "format": "binary"}
+FILES = {"type": "array", "items": BINARY, "minItems": 1}
 IN_QUERY = "only if the body is not JSON"
 ERRORS: dict[int | str, dict[str, Any]] = {
     "default": {
@@ -76,10 +72,6 @@ async def get_docs(request: Request, prefix: LinkPrefix) -> Response:
     )
 
 
-def form_name(kind: type[RequestModel]) -> str:
-    return kind.__name__.replace("Request", "Form")
-
-
 def json_body(kind: type[RequestModel]) -> dict[str, Any]:
     values = kind.model_json_schema()["examples"]
     examples = {f"example {i}": {"value": value} for i, value in enumerate(values, start=1)}
@@ -96,35 +88,36 @@ def file_body(kind: type[RequestModel], media_types: Iterable[str]) -> dict[str,
     }
 
 
-def request_body(kind: type[Envelope]) -> dict[str, Any]:
-    """Describe a request body: JSON, a form, or a file with options in the query."""
+def request_body(kind: type[Envelope], rows_field: str) -> dict[str, Any]:
+    """Describe a request body: JSON, a form of files, or a file with options in the query."""
     body = json_body(kind)
+    parameters = [each for each in query_parameters(kind) if each["name"] != rows_field]
+    fields = {each["name"]: each["schema"] for each in parameters}
+    title = kind.__name__.replace("Request", "Form")
+    form = {"title": title, "type": "object", "properties": {**fields, rows_field: FILES}}
     content = body["requestBody"]["content"]
     content |= {media: {"schema": BINARY} for media in (NPY, *FILE_ENDINGS)}
-    content[FORM] = {"schema": {"$ref": f"{SCHEMAS}{form_name(kind)}"}}
-    parameters = query_parameters(kind, excluded=FORMS[kind])
+    content[FORM] = {"schema": form}
     return {**body, "parameters": [{**each, "description": IN_QUERY} for each in parameters]}
 
 
-def query_parameters(kind: type[RequestModel], excluded: str = "") -> list[dict[str, Any]]:
+def query_parameters(kind: type[RequestModel]) -> list[dict[str, Any]]:
     return [
         {"name": name, "in": "query", "schema": query_schema(schema)}
         for name, schema in kind.model_json_schema()["properties"].items()
-        if name != excluded
     ]
 
 
 def query_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Convert a field's schema to a query parameter's schema, which cannot be null."""
+    """Convert a field's schema to a query parameter's schema, which cannot be null.
+
+    It has no default, because some clients would send it.
+    """
     kind = schema.get("anyOf", [schema])[0]
     if kind["type"] == "object":
         return {"type": "string", "contentMediaType": JSON}
-    return without_default({k: v for k, v in schema.items() if k != "anyOf"} | kind)
-
-
-def without_default(schema: dict[str, Any]) -> dict[str, Any]:
-    """Remove the default from a schema, because some clients would send it."""
-    return {name: value for name, value in schema.items() if name != "default"}
+    rest = {name: value for name, value in schema.items() if name not in ("anyOf", "default")}
+    return rest | kind
 
 
 class OpenApiDocument:
@@ -142,7 +135,6 @@ class OpenApiDocument:
     @cached_property
     def _document(self) -> dict[str, Any]:
         document = self._build()
-        _remove_null(document)
         _add_schemas(document)
         if self._keys.names:
             _add_keys(document, self._routes, self._keys.api_is_open)
@@ -157,15 +149,6 @@ class OpenApiDocument:
         return self._contents[prefix]
 
 
-def _remove_null(document: dict[str, Any]) -> None:
-    """Remove `null` from the schemas of query parameters."""
-    for operations in document["paths"].values():
-        for operation in operations.values():
-            for parameter in operation.get("parameters", ()):
-                if parameter["in"] == "query":
-                    parameter["schema"] = query_schema(parameter["schema"])
-
-
 def _add_schemas(document: dict[str, Any]) -> None:
     """Add the schemas for request bodies and errors."""
     _, generated = models_json_schema(
@@ -174,17 +157,6 @@ def _add_schemas(document: dict[str, Any]) -> None:
     schemas = generated["$defs"]
     for schema in schemas.values():
         schema.pop("examples", None)
-    for kind, rows_field in FORMS.items():
-        schema = schemas[kind.__name__]
-        files = {
-            "type": "array",
-            "items": BINARY,
-            "minItems": 1,
-            "description": "PNG, JPEG, WebP or BMP files, for image models",
-        }
-        fields = {name: without_default(field) for name, field in schema["properties"].items()}
-        form = {**schema, "title": form_name(kind), "properties": {**fields, rows_field: files}}
-        schemas[form_name(kind)] = form
     document["components"]["schemas"] |= schemas
 
 
