@@ -27,7 +27,7 @@ from service.api import (
     predict,
     problems,
 )
-from service.api.middleware import AuthMiddleware, HeadAsGet, Shortcut, compress
+from service.api.middleware import AuthMiddleware, Compression, HeadAsGet, Shortcut
 from service.auth.keys import KeyRing
 from service.auth.scopes import needed_scope
 from service.context import Context, check_query_is_read
@@ -158,7 +158,7 @@ def _add_middleware(app: FastAPI, context: Context, tracing: Tracing | None) -> 
     frequent = FREQUENT.union(*(integration.short_paths for integration in integrations))
     routes = [r for r in app.state.routes if r.path in frequent and r.methods == {"POST"}]
     app.add_middleware(HeadAsGet)
-    app.add_middleware(compress)
+    app.add_middleware(Compression)
     app.add_middleware(Shortcut, routes=routes)
     app.add_middleware(AuthMiddleware, ring=ring, hosts=hosts, origins=origins)
     if origins:

@@ -5,12 +5,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastapi.routing import APIRoute
-from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
+from starlette.middleware.gzip import (
+    DEFAULT_EXCLUDED_CONTENT_TYPES,
+    GZipResponder,
+    IdentityResponder,
+)
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from model_store.errors import DubitoError
-from service.api.media_types import NPZ, PARQUET
+from service.api.media_types import NPZ, PARQUET, accepts_gzip
 from service.api.problems import error_response
 from service.api.responses import PartsResponse
 from service.auth.keys import KeyRing, Keys
@@ -143,7 +147,7 @@ class Shortcut:
             response = error_response(scope, error)
         size = len(response.body)
         is_large = isinstance(response, PartsResponse) or size >= MIN_FREQUENT_GZIP_BYTES
-        answer = compress(response) if is_large else response
+        answer = Compression(response) if is_large else response
         await answer(scope, receive, send)
 
     def _find(self, path: str) -> tuple[APIRoute, KeyScope | None, dict[str, str]] | None:
@@ -154,9 +158,21 @@ class Shortcut:
         return None
 
 
-def compress(app: ASGIApp) -> GZipMiddleware:
-    """Compress large answers if the client accepts gzip."""
-    return GZipMiddleware(app, MIN_GZIP_BYTES, GZIP_LEVEL, exclude_content_types=COMPRESSED_TYPES)
+class Compression:
+    """Middleware that compresses answers with gzip if the client accepts it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self.app
+        if scope["type"] == "http" and accepts_gzip(scope):
+            app = GZipResponder(
+                app, MIN_GZIP_BYTES, GZIP_LEVEL, exclude_content_types=COMPRESSED_TYPES
+            )
+        elif scope["type"] == "http":
+            app = IdentityResponder(app, MIN_GZIP_BYTES)  # sets Vary
+        await app(scope, receive, send)
 
 
 class HeadAsGet:

@@ -13,10 +13,10 @@ from stat import S_ISREG
 from typing import Any
 
 from fastapi import APIRouter, Response
-from starlette.datastructures import Headers
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
+from service.api.media_types import accepts_gzip, list_header
 from service.auth.scopes import OPEN_TO_ALL
 
 FOLDER = Path(__file__).parent.parent / "page"
@@ -66,11 +66,10 @@ class StaticResponse(Response):
         super().__init__(content.body, headers=headers, media_type=content.media_type)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        if self.content.etag in headers.get("if-none-match", ""):
+        if self.content.etag in list_header(scope, b"if-none-match"):
             self.status_code, self.body = 304, b""
             del self.headers["content-length"]
-        elif "gzip" in headers.get("accept-encoding", ""):
+        elif accepts_gzip(scope) and len(self.content.compressed) < len(self.body):
             self.body = self.content.compressed
             self.headers["content-length"] = str(len(self.body))
             self.headers["content-encoding"] = "gzip"

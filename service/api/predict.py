@@ -40,9 +40,9 @@ from service.api.predictions import PredictAnswer, Results
 from service.api.requests import (
     AnyEnvelope,
     check_row_count,
-    header,
     is_test,
     parse_rows,
+    prefers_npz,
     read_body,
     request_media_type,
     run_parser,
@@ -111,7 +111,7 @@ async def post_predict(request: Request) -> Response:
     """Predict labels or targets with uncertainty and flag unusual rows."""
     context = get_context(request)
     call = context.begin(request, has_rows=True)
-    as_arrays = NPZ in header(request, b"accept")
+    as_arrays = prefers_npz(request)
     work = await read_work(context, call, PredictRequest, "inputs", context.settings.max_rows)
     parts = await predict(context, work, predict_npz if as_arrays else predict_json, as_arrays)
     return response(parts, NPZ if as_arrays else JSON)

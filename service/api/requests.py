@@ -34,7 +34,7 @@ from service.api.json_blocks import (
     reserve_json,
     split_json,
 )
-from service.api.media_types import ENDINGS, FILE_ENDINGS, FORM, JSON, NPY
+from service.api.media_types import ENDINGS, FILE_ENDINGS, FORM, JSON, NPY, NPZ, list_header, weight
 from service.api.schemas import Envelope, PredictRequest, RequestModel, drop_extra_unknown
 from service.context import Context
 from service.errors import Unsupported
@@ -86,6 +86,15 @@ def is_test(request: Request) -> bool:
 
 def request_media_type(request: Request) -> str:
     return header(request, b"content-type").partition(";")[0].strip().lower()
+
+
+def prefers_npz(request: Request) -> bool:
+    """Check whether the `Accept` header names npz with at least the weight of JSON."""
+    if all(name != b"accept" for name, _ in request.scope["headers"]):
+        return False
+    accept = list_header(request.scope, b"accept")
+    npz = weight(accept, NPZ)
+    return NPZ in accept.lower() and npz > 0 and npz >= weight(accept, JSON)
 
 
 def unsupported(request: Request, expected: str) -> Unsupported:

@@ -1,6 +1,7 @@
 import io
 from datetime import datetime, timedelta
 
+import httpx
 import numpy as np
 import pytest
 
@@ -18,14 +19,55 @@ def test_head_is_get_without_a_body(client, path):
     assert client.head("/predict").headers["allow"] == "POST"
 
 
+def test_a_media_type_that_is_refused_is_not_sent_for_another(client):
+    for used, sent in ("application/x-npz;q=0", "json"), ("application/x-npz", "x-npz"):
+        headers = {"Accept": f"application/json, {used}"}
+        answer = client.post("/predict", json=ROWS, headers=headers)
+        assert answer.headers["content-type"] == f"application/{sent}"
+
+
 @pytest.mark.parametrize(
-    ("accept", "is_packed"), [("identity", False), ("br, gzip;q=0.5", True), ("br", False)]
+    ("accept", "media_type"),
+    [
+        (["application/x-npz;q=0.1, application/json"], "json"),
+        (["application/json;q=0.1, application/x-npz;q=0.2"], "x-npz"),
+        (["text/html", "application/x-npz"], "x-npz"),
+        (["*/*;q=0.1", "application/x-npz;q=0.2"], "x-npz"),
+        (["APPLICATION/X-NPZ;Q=0.5, */*;q=0.5"], "x-npz"),
+        (["*/*"], "json"),
+        (["text/html"], "json"),
+    ],
+)
+def test_the_highest_weight_in_all_accept_lines_decides(client, accept, media_type):
+    headers = [("Accept", line) for line in accept]
+    request = client.build_request("POST", "/predict", json=ROWS)
+    del request.headers["accept"]
+    request.headers = httpx.Headers([*request.headers.multi_items(), *headers])
+    assert client.send(request).headers["content-type"] == f"application/{media_type}"
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_packed"),
+    [
+        (["gzip;q=0"], False),
+        (["*;q=0"], False),
+        (["gzip;q=0.1, identity"], False),
+        (["br", "gzip;q=0.5"], True),
+        (["*"], True),
+        (["notgzip"], False),
+    ],
 )
 @pytest.mark.parametrize("path", ["/predict", "/openapi.json", "/page/main.js"])
 def test_gzip_is_used_only_for_clients_that_accept_it(client, path, accept, is_packed):
     body = {**ROWS, "inputs": [[8] * 64] * 200}
-    method, json = ("POST", body) if path == "/predict" else ("GET", None)
-    answer = client.request(method, path, json=json, headers={"Accept-Encoding": accept})
+    is_post = path == "/predict"
+    request = client.build_request(
+        "POST" if is_post else "GET", path, json=body if is_post else None
+    )
+    del request.headers["accept-encoding"]
+    headers = [*request.headers.multi_items(), *(("Accept-Encoding", line) for line in accept)]
+    request.headers = httpx.Headers(headers)
+    answer = client.send(request)
     assert ("content-encoding" in answer.headers) == is_packed
     assert "Accept-Encoding" in answer.headers["vary"]
 
