@@ -78,8 +78,8 @@ def _add_key(commands: Commands) -> None:
     parser.add_argument("name", metavar="NAME", help="name of the key in the log")
     help = f"scopes, separated by commas, from {SCOPES}"
     parser.add_argument("--scopes", required=True, help=help)
-    help = "time until it expires, such as 90d or 12h; never by default"
-    parser.add_argument("--expires", metavar="SPAN", help=help)
+    help = "days until it expires; never by default"
+    parser.add_argument("--days", type=float, metavar="N", help=help)
 
 
 def _add_data_set(

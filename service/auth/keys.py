@@ -20,6 +20,7 @@ is sufficient because keys are long and random, unlike passwords.
 """
 
 import argparse
+import json
 import logging
 import math
 import re
@@ -48,10 +49,9 @@ from pydantic import (
     model_validator,
 )
 
-from model_store.artifacts.manifest import NAME_PATTERN, Name, Sha256
-from model_store.artifacts.storage import is_name
+from model_store.artifacts.manifest import Name, Sha256
 from model_store.errors import InvalidInput
-from service.auth.scopes import ADMIN_SCOPES, API_SCOPES, SCOPES, Scope
+from service.auth.scopes import ADMIN_SCOPES, API_SCOPES, Scope
 from service.settings import PREFIX, SECRETS, Settings
 
 logger = logging.getLogger("dubito")
@@ -270,35 +270,19 @@ class KeyRing(Collector):
 
 def print_new_key(options: argparse.Namespace) -> None:
     """Print a new key to standard error and its entry to standard output."""
-    key, entry = new_key(options.name, options.scopes, options.expires)
+    key, entry = new_key(options.name, options.scopes.split(","), options.days)
     message = f"New key (shown only once):\n\n    {key}\n\nEntry for the key file:\n"
     print(message, file=sys.stderr, flush=True)
     print(entry)
 
 
-def new_key(name: str, scopes: str, expires: str | None) -> tuple[str, str]:
-    """Create a key and its entry for the key file.
-
-    Args:
-        scopes: names, separated by commas.
-        expires: lifetime in days or hours, such as `90d` or `12h`.
-    """
-    if not is_name(name):
-        raise InvalidInput("NAME", f"a name matching {NAME_PATTERN}", repr(name[:80]))
-    names = scopes.split(",")
-    if not set(names) <= set(SCOPES):
-        raise InvalidInput("--scopes", f"some of {','.join(SCOPES)}", repr(scopes[:80]))
+def new_key(name: str, scopes: list[str], days: float | None = None) -> tuple[str, str]:
+    """Create a key and its entry for the key file."""
     key = NEW_KEY_PREFIX + secrets.token_urlsafe(NEW_KEY_BYTES)
-    quoted = ", ".join(f'"{scope}"' for scope in names)
-    digest = sha256(key.encode()).hexdigest()
-    entry = f'[[keys]]\nname = "{name}"\nsha256 = "{digest}"\nscopes = [{quoted}]\n'
-    if expires is not None:
-        entry += f"expires = {datetime.now(UTC) + _parse_duration(expires):%Y-%m-%dT%H:%M:%SZ}\n"
+    values = {"name": name, "sha256": sha256(key.encode()).hexdigest(), "scopes": scopes}
+    lines = ["[[keys]]", *(f"{field} = {json.dumps(value)}" for field, value in values.items())]
+    if days is not None:
+        lines.append(f"expires = {datetime.now(UTC) + timedelta(days):%Y-%m-%dT%H:%M:%SZ}")
+    entry = "\n".join(lines) + "\n"
+    parse_keys(entry)
     return key, entry
-
-
-def _parse_duration(text: str) -> timedelta:
-    match = re.fullmatch(r"([1-9][0-9]{0,4})([dh])", text)
-    if match is None:
-        raise InvalidInput("--expires", "days or hours, such as 90d or 12h", repr(text[:80]))
-    return timedelta(days=int(match[1])) if match[2] == "d" else timedelta(hours=int(match[1]))
