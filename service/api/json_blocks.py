@@ -62,11 +62,18 @@ class JsonRows:
             yield items
 
 
-def parse(text: bytes | bytearray) -> Any:
+def parse(text: bytes | bytearray | memoryview) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise invalid_json(error.msg) from None
+
+
+def parse_object(text: bytes | bytearray | memoryview) -> dict[str, Any]:
+    content = parse(text)
+    if not isinstance(content, dict):
+        raise InvalidInput("body", "a JSON object", describe_value(content))
+    return content
 
 
 def split_json(
@@ -88,10 +95,7 @@ def split_json(
             first, last = (0, 0) if blocks is None else (start + 1, end - 1)
         position = _after_space(body, end) + 1
     # The parser rejects everything that the loop passed over.
-    content = parse(body[:first] + body[last:])
-    if not isinstance(content, dict):
-        raise InvalidInput("body", "a JSON object", describe_value(content))
-    return content, rows
+    return parse_object(body[:first] + body[last:]), rows
 
 
 def _find_blocks(
@@ -160,18 +164,21 @@ def reserve_json(
 
     The default `mark_bytes` assume that rows become arrays and other fields become objects.
     """
-    counts = count_marks(body, call.pause)
-    nested, max_nested = counts["["] + counts["{"], min(max_rows * MAX_NESTED_PER_ROW, MAX_NESTED)
-    if nested > max_nested:
-        raise TooLarge(field, f"at most {max_nested} arrays and objects", str(nested))
+    max_nested = min(max_rows * MAX_NESTED_PER_ROW, MAX_NESTED)
+    counts = count_marks(body, field, max_nested, call.pause)
     size = sum(mark_bytes.get(mark, 0) * count for mark, count in counts.items())
     call.reservation.reserve(size, "body")
 
 
-def count_marks(body: Content, pause: Pause) -> dict[str, int]:
+def count_marks(
+    body: Content, field: str, max_nested: int, pause: Pause = no_pause
+) -> dict[str, int]:
     """Count the structural characters of a JSON text.
 
     `bytes.count` would block other threads, and is slower if there are many matches.
+
+    Raises:
+        TooLarge: if there are more than `max_nested` arrays and objects.
     """
     array, counts = np.frombuffer(body, dtype=np.uint8), dict.fromkeys(JSON_OBJECT_BYTES, 0)
     for first in range(0, len(array), COUNT_STEP_BYTES):
@@ -179,4 +186,7 @@ def count_marks(body: Content, pause: Pause) -> dict[str, int]:
         for mark in counts:
             counts[mark] += int(np.count_nonzero(part == ord(mark)))
         pause()
+    nested = counts["["] + counts["{"]
+    if nested > max_nested:
+        raise TooLarge(field, f"at most {max_nested} arrays and objects", str(nested))
     return counts

@@ -24,13 +24,13 @@ from model_store.errors import (
 )
 from model_store.sources.npy import parse_npy
 from model_store.sources.rows import Rows
-from model_store.types import Content, Pause, no_pause
+from model_store.types import Content, Pause
 from service import limits
 from service.api.json_blocks import (
     JSON_OBJECT_BYTES,
     JsonRows,
     count_marks,
-    invalid_json,
+    parse_object,
     reserve_json,
     split_json,
 )
@@ -46,9 +46,7 @@ SMALL_JSON_BYTES = 64 << 10
 LARGE_BODY_BYTES = 1 << 20
 MAX_FORM_FIELDS = 16  # in addition to the rows
 ARRAY_BYTES = 5  # per number: float32 and a finite flag
-# Time to parse each mark, in tenths of a microsecond
-PARSE_COSTS = {"[": 10, "{": 10, ":": 2, ",": 1}
-MAX_PARSE_COST = 1_000_000
+MAX_PARSED_NESTED = 100_000  # arrays and objects that are parsed at once
 FORM_STEP_BYTES = 1 << 20  # parsed between two pauses
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -308,25 +306,10 @@ def read_json(
 
 
 def parse_json(body: Content) -> dict[str, Any]:
-    """Parse a JSON object of limited size.
-
-    The size is limited because the parser blocks all other threads.
-    """
-    cost = max(PARSE_COSTS.values()) * len(body)
-    if cost > MAX_PARSE_COST:  # count exactly only if this upper bound is too high
-        counts = count_marks(body, no_pause)
-        cost = sum(weight * counts[mark] for mark, weight in PARSE_COSTS.items())
-    if cost > MAX_PARSE_COST:
-        counting = "[ and { count ten times, : twice"
-        expected = f"JSON of at most {MAX_PARSE_COST} punctuation marks ({counting})"
-        raise TooLarge("body", expected, str(cost))
-    try:
-        content = orjson.loads(memoryview(body))
-    except orjson.JSONDecodeError as error:
-        raise invalid_json(error.msg) from None
-    if not isinstance(content, dict):
-        raise InvalidInput("body", "a JSON object", describe_value(content))
-    return content
+    """Parse a JSON object of a few megabytes. The parser blocks all other threads."""
+    if len(body) > SMALL_JSON_BYTES:
+        count_marks(body, "body", MAX_PARSED_NESTED)
+    return parse_object(memoryview(body))
 
 
 @cache
