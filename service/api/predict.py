@@ -201,24 +201,18 @@ def resolve_path(
         allowed: the files and folders that the request's key can use, or None for all.
     """
     if folder is None:
-        expected = "none, because DUBITO_POOLS is not set"
-        raise InvalidInput(field, expected, "a name")
-    if "\0" in name or not name:
-        raise InvalidInput(field, "the name of a file", "none")
+        raise InvalidInput(field, "none, because DUBITO_POOLS is not set", "a name")
     root = folder.resolve()
+    roots = [root] if allowed is None else [(root / pool).resolve() for pool in allowed]
     try:
         path = (root / name).resolve()
-    except (OSError, RuntimeError):
-        raise InvalidInput(field, "the name of a file", describe_value(name)) from None
-    expected = "the name of a file in the folder of pools"
-    if Path(name).is_absolute() or not path.is_relative_to(root) or path == root:
-        raise InvalidInput(field, expected, "a path outside the folder")
-    if allowed is not None and not any(
-        path.is_relative_to((root / pool).resolve()) for pool in allowed
-    ):
-        raise InvalidInput(field, expected, "a missing file")
-    if not path.is_file():
-        raise InvalidInput(field, expected, "a missing file")
+        is_inside = not Path(name).is_absolute() and path.is_relative_to(root)
+        is_file = is_inside and path.is_file()
+    except (OSError, RuntimeError, ValueError):
+        is_file = False
+    if not is_file or not any(path.is_relative_to(each) for each in roots):
+        expected = "the name of a file in the folder of pools"
+        raise InvalidInput(field, expected, describe_value(name))
     return path
 
 
