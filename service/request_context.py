@@ -9,6 +9,7 @@ import asyncio
 import math
 import time
 from collections.abc import Hashable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -95,7 +96,7 @@ NO_REQUEST = Request({"type": "http", "headers": []}, _never)
 
 
 @dataclass(eq=False, slots=True)
-class RequestContext:
+class RequestContext(Bounds):
     """The context of a request or of a job's computation."""
 
     reservation: Reservation = field(default_factory=lambda: Reservation(ByteBudget(1 << 62)))
@@ -128,10 +129,11 @@ class RequestContext:
             scope[RECORD_KEY],
         )
 
-    @property
-    def bounds(self) -> Bounds:
-        reservation = self.reservation
-        return Bounds(reservation.reserve, reservation.hold, self.pause, self.max_pixels)
+    def reserve(self, size: int, field: str) -> None:
+        self.reservation.reserve(size, field)
+
+    def hold(self, size: int, field: str) -> AbstractContextManager[None]:
+        return self.reservation.hold(size, field)
 
     def pause(self) -> None:
         """Let other work run. Long work must call this every few milliseconds.

@@ -259,7 +259,7 @@ def _read_rows(
         data = task.get("data") if isinstance(task, dict) else None
         try:
             row = read_row(model.manifest, config, data, f"tasks.{n}.data", fetch)
-            x[n] = RowReader(spec, "tasks", call.bounds, model.text_encoder).read([row], n)[0]
+            x[n] = RowReader(spec, "tasks", call, model.text_encoder).read([row], n)[0]
         except (InvalidInput, TooLarge) as error:
             errors[n] = error
     if len(errors) == len(tasks):

@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from sys import getsizeof
@@ -20,7 +19,7 @@ import numpy as np
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
 from model_store.sources.columns import columns_expected
-from model_store.types import Content, Pause, no_pause
+from model_store.types import Content
 
 T = TypeVar("T")
 
@@ -45,14 +44,20 @@ Source = Path | Content  # a file, or its content
 Part = list[Any] | np.ndarray | dict[str, list[Any] | np.ndarray]
 
 
-@dataclass(frozen=True)
 class Bounds:
-    """The callbacks with which a reader reserves memory and pauses, and the limit on pixels."""
+    """Limits for readers. The base class has none."""
 
-    reserve: Callable[[int, str], None] = lambda _size, _field: None
-    hold: Callable[[int, str], AbstractContextManager[None]] = lambda _size, _field: nullcontext()
-    pause: Pause = no_pause
     max_pixels: float = math.inf  # in all image files that are read together
+
+    def reserve(self, size: int, field: str) -> None:
+        """Reserve bytes for data decoded from a field."""
+
+    def hold(self, _size: int, _field: str) -> AbstractContextManager[None]:
+        """Reserve bytes for the duration of a `with` block."""
+        return nullcontext()
+
+    def pause(self) -> None:
+        """Let other work run. Readers call this every few milliseconds."""
 
 
 UNBOUNDED = Bounds()

@@ -255,7 +255,7 @@ async def _accept(
     if names is None and getattr(work.envelope, "keep", False):
         rows, model = work.rows, work.loaded.model
         spec = model.manifest.input if isinstance(rows, RowFile) else model.manifest.input.encoded
-        blocks = read_blocks(rows, spec, work.field, call.bounds, model.text_encoder)
+        blocks = read_blocks(rows, spec, work.field, call, model.text_encoder)
         make_names = partial(name_rows, blocks, spec.columns, call.pause)
         names = await context.threads.requests.run(call, ID_BYTES * len(rows), make_names)
     try:

@@ -62,18 +62,11 @@ class JsonRows:
             yield items
 
 
-def parse(text: bytes | bytearray | memoryview) -> Any:
+def parse(text: bytes | bytearray) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise invalid_json(error.msg) from None
-
-
-def parse_object(text: bytes | bytearray | memoryview) -> dict[str, Any]:
-    content = parse(text)
-    if not isinstance(content, dict):
-        raise InvalidInput("body", "a JSON object", describe_value(content))
-    return content
 
 
 def split_json(
@@ -95,7 +88,10 @@ def split_json(
             first, last = (0, 0) if blocks is None else (start + 1, end - 1)
         position = _after_space(body, end) + 1
     # The parser rejects everything that the loop passed over.
-    return parse_object(body[:first] + body[last:]), rows
+    content = parse(body[:first] + body[last:])
+    if not isinstance(content, dict):
+        raise InvalidInput("body", "a JSON object", describe_value(content))
+    return content, rows
 
 
 def _find_blocks(

@@ -301,7 +301,7 @@ def _row(loaded: ServedModel, entry: LabelEntry, n: int, call: RequestContext) -
     call.reservation.reserve(4 * model.row_size, "labels")
     spec, encoder = model.manifest.input, model.text_encoder
     try:
-        x = rows_array([entry.input], spec, "input", call.bounds, encoder)
+        x = rows_array([entry.input], spec, "input", call, encoder)
         fill_missing(x, spec.columns)
         return x[0]
     except InvalidInput as error:

@@ -88,12 +88,9 @@ def resolve_priors(envelope: Envelope, model: Model) -> tuple[float, ...] | None
         expected = f"a share of each of the {len(manifest.classes)} classes"
         raise InvalidInput("priors", expected, received)
     shares = tuple(priors[name] for name in manifest.classes)
-    for name, share, training_share in zip(manifest.classes, shares, manifest.priors, strict=True):
+    for name, share in zip(manifest.classes, shares, strict=True):
         if not 0.0 <= share <= 1.0:
             raise InvalidInput(f"priors.{name}"[:100], "a share from 0 to 1", f"{share:g}")
-        if share > 0 and training_share == 0:
-            expected = "0, because no training row has this class"
-            raise InvalidInput(f"priors.{name}"[:100], expected, f"{share:g}")
     if abs(sum(shares) - 1.0) > PRIORS_TOLERANCE:
         raise InvalidInput("priors", "shares that sum to 1", f"a sum of {sum(shares):.9g}")
     unknown = label_shift.unknown_classes(np.array(shares))

@@ -188,7 +188,7 @@ async def open_file(
     if ending == ".parquet" and not isinstance(source, Path):
         check = partial(context.file_preflights.reserve, source, spec, field, call)
         await context.threads.preflights.run(call, len(source), check)
-    work = partial(open_rows, source, spec, field, ending, call.bounds)
+    work = partial(open_rows, source, spec, field, ending, call)
     return await context.threads.requests.run(call, SLICE_BYTES, work)
 
 
@@ -225,7 +225,7 @@ async def to_numbers(context: Context, work: RowWork[Any]) -> Float32[np.ndarray
     size, spec = 4 * len(rows) * model.row_size, model.manifest.input
     spec = spec.encoded if work.is_encoded else spec
     call.reservation.reserve(size, field)
-    convert = partial(rows_array, rows, spec, field, call.bounds, model.text_encoder)
+    convert = partial(rows_array, rows, spec, field, call, model.text_encoder)
     is_slow = size > MAX_FAST_BYTES or not isinstance(rows, list | np.ndarray)
     is_slow = is_slow or (isinstance(rows, list) and isinstance(rows[0], str | bytes | dict))
     x = await context.threads.requests.run(call, size, convert) if is_slow else convert()

@@ -30,7 +30,7 @@ from service.api.json_blocks import (
     JSON_OBJECT_BYTES,
     JsonRows,
     count_marks,
-    parse_object,
+    invalid_json,
     reserve_json,
     split_json,
 )
@@ -309,7 +309,13 @@ def parse_json(body: Content) -> dict[str, Any]:
     """Parse a JSON object of a few megabytes. The parser blocks all other threads."""
     if len(body) > SMALL_JSON_BYTES:
         count_marks(body, "body", MAX_PARSED_NESTED)
-    return parse_object(memoryview(body))
+    try:
+        content = orjson.loads(memoryview(body))
+    except orjson.JSONDecodeError as error:
+        raise invalid_json(error.msg) from None
+    if not isinstance(content, dict):
+        raise InvalidInput("body", "a JSON object", describe_value(content))
+    return content
 
 
 @cache

@@ -83,16 +83,16 @@ class Refused(Exception):
     """Memory that is not to be had."""
 
 
-def bounded(most):
+class bounded(Bounds):
     """Bounds of `most` bytes in all."""
-    used = []
 
-    def reserve(size, _):
-        used.append(size)
-        if sum(used) > most:
+    def __init__(self, most):
+        self.left = most
+
+    def reserve(self, size, _):
+        self.left -= size
+        if self.left < 0:
             raise Refused
-
-    return Bounds(reserve)
 
 
 def test_the_members_of_a_zip_are_counted_before_they_are_listed():

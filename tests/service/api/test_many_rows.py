@@ -25,6 +25,6 @@ def test_no_row_is_passed_over(monkeypatch, kind, rows_at_once):
     }[kind]
     pauses: list[int] = []
     call = RequestContext(Reservation(ByteBudget(1 << 30)), on_pause=lambda: pauses.append(1))
-    x = rows_array(rows, SPEC, "inputs", call.bounds)
+    x = rows_array(rows, SPEC, "inputs", call)
     assert x.tolist() == PIXELS.reshape(23, 6).tolist()
     assert len(pauses) >= 22 // rows_at_once

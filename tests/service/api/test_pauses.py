@@ -56,7 +56,7 @@ def test_a_body_of_the_largest_size_is_read_in_steps_far_shorter_than_a_parser_t
         return
     _, counted = longest_step(lambda call: reserve_json(body, "pool", 10_000_000, call))
     assert counted < full / 5
-    x, read = longest_step(lambda call: rows_array(rows, spec, "pool", call.bounds))
+    x, read = longest_step(lambda call: rows_array(rows, spec, "pool", call))
     assert read < full / 5
     assert x.shape == (len(rows), 64)
     assert np.all(x == 8.0)

@@ -18,7 +18,7 @@ MOST = 64 << 20
 
 
 def bounds(max_bytes):
-    return RequestContext(Reservation(ByteBudget(max_bytes))).bounds
+    return RequestContext(Reservation(ByteBudget(max_bytes)))
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(SMALL_BYTES + 1, MOST)), max_size=60))
@@ -104,9 +104,9 @@ def test_an_image_counts_with_its_pixels_once_it_is_resized_in_proportion():
     image = ImageSpec(mode="L", resize=True, fit="crop", shorter=100)
     spec, rows = InputSpec(shape=(4, 4), minimum=0, maximum=255, image=image), [file.getvalue()] * 2
     reservation = Reservation(ByteBudget(20 << 20))
-    limited = RequestContext(reservation, max_pixels=2_040_800).bounds
+    limited = RequestContext(reservation, max_pixels=2_040_800)
     assert rows_array(rows, spec, "inputs", limited).shape == (2, 16)
-    limited = RequestContext(reservation, max_pixels=2_040_799).bounds
+    limited = RequestContext(reservation, max_pixels=2_040_799)
     with pytest.raises(
         TooLarge, match=r"inputs: expected images of at most 2040799 pixels in total"
     ):
