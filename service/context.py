@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ from prometheus_client import generate_latest
 
 from model_store.errors import InvalidInput, StateUnusable
 from model_store.state.database import Database
-from model_store.state.labels import has_state, labelled_ids
+from model_store.state.labels import has_state
 from service import limits
 from service.api.file_preflights import FilePreflights
 from service.api.schemas import ModelRequest
@@ -103,10 +103,6 @@ class Context:
         """Return the database, or None if it does not exist yet."""
         folder = self.settings.state
         return self.state if folder is None or has_state(folder) else None
-
-    def find_labelled_ids(self, model: str, ids: Sequence[str]) -> set[str]:
-        """Return those of the ids that have a label."""
-        return labelled_ids(self.state, model, ids) if has_state(self.settings.state) else set()
 
     def close_state(self) -> None:
         with self._opening_state:

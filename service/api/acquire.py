@@ -1,7 +1,7 @@
 """`POST /acquire` and `POST /acquire/preview`: rank an unlabelled pool, and preview its file."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -19,7 +19,13 @@ from model_store.sources.columns import fill_missing, unknown_categories
 from model_store.sources.files import check_ids
 from model_store.sources.row_file import Part, RowFile, text_bytes
 from model_store.sources.rows import add_row_id, count_rows, name_rows
-from model_store.state.labels import Acquisition, row_format, save_acquired
+from model_store.state.labels import (
+    Acquisition,
+    has_state,
+    labelled_ids,
+    row_format,
+    save_acquired,
+)
 from service.api.media_types import ENDINGS
 from service.api.openapi import file_body, request_body
 from service.api.options import resolve_num_samples
@@ -143,23 +149,18 @@ async def post_acquire(request: Request) -> Response:
 async def _read_pool(
     context: Context, work: RowWork[AcquireRequest]
 ) -> tuple[Float32[np.ndarray, "N I"], list[str] | None]:
-    """Convert a pool to numbers and return its ids, if any.
-
-    With `keep`, rows without ids are named by their content.
-    """
-    call, spec = work.call, work.loaded.model.manifest.input
-    names = await find_names(context, work)
+    """Convert a pool to numbers and return its ids, if any."""
+    call = work.call
     try:
         x = await to_numbers(context, work)
-        fill_missing(x, spec.columns)
+        fill_missing(x, work.loaded.model.manifest.input.columns)
     except InvalidInput as error:
-        raise (add_row_id(error, names) if isinstance(work.rows, RowFile) else error) from None
+        ids = await find_names(context, work, []) if isinstance(work.rows, RowFile) else None
+        raise add_row_id(error, ids) from None
+    names = await find_names(context, work, [x])
     work.rows = []
     call.reservation.shrink(x.nbytes)
     call.reservation.reserve(ID_BYTES * len(x) + text_bytes(names or ()), "ids")
-    if names is None and work.envelope.keep:
-        name = partial(name_rows, [x], spec.columns, call.pause)
-        names = await context.threads.requests.run(call, ID_BYTES * len(x), name)
     return x, names
 
 
@@ -175,13 +176,8 @@ async def _rank(
     reservation, manifest = call.reservation, loaded.model.manifest
     acquisition, num_samples = computation.acquisition, computation.num_samples
     seed = fresh_seed() if envelope.seed is None and envelope.control else envelope.seed
-
-    def select_by_id() -> tuple[list[str], Selection]:
-        ids = list(map(str, range(len(x)))) if names is None else names
-        has_ids = names is not None
-        return ids, select_rows(context, envelope, loaded.name, ids, has_ids, seed or 0)
-
-    ids, selection = await context.threads.state(select_by_id)
+    find = partial(select_rows, context, envelope, loaded.name, names, len(x), seed or 0)
+    ids, selection = await context.threads.state(find)
     ranked_x, ranked_ids = x, ids
     if len(selection.ranked) < len(x):
         reservation.reserve(x.nbytes, "pool")
@@ -229,16 +225,22 @@ def _add_pool_index(error: InvalidInput, places: Int64[np.ndarray, "R"]) -> Inva
     return error.rename_fields(lambda _: f"pool.{places[int(row)]}") if row.isdigit() else error
 
 
-async def find_names(context: Context, work: RowWork[Any]) -> list[str] | None:
-    """Return the row ids from the request or its file, or None if there are none."""
-    call, rows = work.call, len(work.rows)
+async def find_names(
+    context: Context, work: RowWork[Any], blocks: Iterable[Float32[np.ndarray, "n I"]]
+) -> list[str] | None:
+    """Return the row ids from the request or its file, or None if there are none.
+
+    With `keep`, rows without ids are named by their content.
+    """
+    call, rows, columns = work.call, len(work.rows), work.loaded.model.manifest.input.columns
 
     def find() -> list[str] | None:
         names = work.envelope.ids
         if names is None and isinstance(work.rows, RowFile):
             names = work.rows.ids()
         if names is None:
-            return None
+            keep = getattr(work.envelope, "keep", False)
+            return name_rows(blocks, columns, call.pause) if keep else None
         with call.reservation.hold(CHECK_BYTES * rows, "ids"):
             check_ids(names, rows)
         return list(names)
@@ -250,15 +252,19 @@ def select_rows(
     context: Context,
     envelope: AcquireRequest,
     model: str,
-    ids: Sequence[str],
-    has_ids: bool,
+    names: list[str] | None,
+    rows: int,
     seed: int,
-) -> Selection:
-    """Select the rows to rank and the control rows."""
+) -> tuple[list[str], Selection]:
+    """Select the rows to rank and the control rows. Return them after the ids, by default numbers.
+
+    This reads the state, so call it from a worker thread.
+    """
+    ids, labelled = list(map(str, range(rows))) if names is None else names, set[str]()
     check_keep(envelope.keep, envelope.control, ids)
-    excludes_labelled = has_ids and envelope.exclude_labelled
-    labelled = context.find_labelled_ids(model, ids) if excludes_labelled else set[str]()
-    return select(ids, labelled, envelope.control, envelope.k, seed)
+    if names is not None and envelope.exclude_labelled and has_state(context.settings.state):
+        labelled = labelled_ids(context.state, model, ids)
+    return ids, select(ids, labelled, envelope.control, envelope.k, seed)
 
 
 @router.post(

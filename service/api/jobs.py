@@ -4,7 +4,7 @@ import io
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,12 @@ from model_store.acquisition.ranking import race_stages
 from model_store.errors import InvalidInput, NotFound, TooLarge
 from model_store.sources.files import file_stamp, open_rows
 from model_store.sources.row_file import RowFile
-from model_store.sources.rows import name_rows, read_blocks
+from model_store.sources.rows import read_blocks
 from model_store.state.database import as_state_errors, may_be_damaged
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
 from model_store.types import Content
 from service import limits
-from service.api.acquire import ID_BYTES, AcquireAnswer, find_names, select_rows
+from service.api.acquire import AcquireAnswer, find_names, select_rows
 from service.api.media_types import JSON, NPZ, PARQUET
 from service.api.openapi import BINARY, request_body
 from service.api.options import resolve_groups, resolve_num_samples
@@ -251,13 +251,11 @@ async def _accept(
     if row_draws > limits.MAX_JOB_ROW_DRAWS:
         expected = f"at most {limits.MAX_JOB_ROW_DRAWS} per job"
         raise TooLarge("rows x num_samples", expected, str(row_draws))
-    names = await find_names(context, work)
-    if names is None and getattr(work.envelope, "keep", False):
-        rows, model = work.rows, work.loaded.model
-        spec = model.manifest.input if isinstance(rows, RowFile) else model.manifest.input.encoded
-        blocks = read_blocks(rows, spec, work.field, call, model.text_encoder)
-        make_names = partial(name_rows, blocks, spec.columns, call.pause)
-        names = await context.threads.requests.run(call, ID_BYTES * len(rows), make_names)
+    rows, model = work.rows, work.loaded.model
+    blocks: Iterable[Any] = [rows]
+    if isinstance(rows, RowFile):
+        blocks = read_blocks(rows, rows.spec, work.field, call, model.text_encoder)
+    names = await find_names(context, work, blocks)
     try:
         job = await context.threads.state(partial(_queue, context, kind, work, names, num_samples))
     except TooManyJobs:
@@ -355,8 +353,9 @@ def _select(
     if names is None:
         check_keep(work.envelope.keep, work.envelope.control, [])
         return 0
-    selection = select_rows(context, work.envelope, work.loaded.name, names, True, seed)
-    if len(selection.ranked) < len(work.rows):
+    rows = len(work.rows)
+    _, selection = select_rows(context, work.envelope, work.loaded.name, names, rows, seed)
+    if len(selection.ranked) < rows:
         file = io.BytesIO()
         np.savez(file, ranked=selection.ranked, control=selection.control)
         _write(folder / SELECTED_FILE, file.getvalue())
