@@ -30,7 +30,6 @@ import threading
 import time
 import tomllib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -69,14 +68,32 @@ NAME_DIGITS = 12  # digits of the digest in a generated key name
 HEALTH_PATHS = {"/health/live", "/health/ready", "/metrics"}
 
 
-@dataclass(frozen=True)
-class Key:
-    name: str  # shown in the log, and the owner of jobs
-    digest: bytes = field(repr=False)  # SHA-256
-    scopes: frozenset[Scope]
-    expires: datetime | None = None
-    models: frozenset[str] | None = None  # None: all
-    pools: frozenset[str] | None = None  # paths in DUBITO_POOLS; None: all
+class Key(BaseModel):
+    """An API key, as in an entry of the key file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    name: Name  # shown in the log, and the owner of jobs
+    scopes: Annotated[frozenset[Scope], Field(strict=False, min_length=1)]
+    key: Annotated[str, StringConstraints(pattern=f"^{KEY_PATTERN.pattern}$")] | None = Field(
+        default=None, repr=False
+    )
+    sha256: Sha256 | None = Field(default=None, repr=False)
+    expires: AwareDatetime | None = None
+    models: Annotated[frozenset[Name], Field(strict=False, min_length=1)] | None = None  # None: all
+    pools: Annotated[frozenset[str], Field(strict=False)] | None = None  # paths; None: all
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "Key":
+        if (self.key is None) == (self.sha256 is None):
+            raise ValueError("expected one of key and sha256")
+        if self.models is not None and "metrics" in self.scopes:
+            raise ValueError("expected no models, because metrics cover all models")
+        return self
+
+    @property
+    def digest(self) -> str:
+        return self.sha256 or hash_key((self.key or "").encode())
 
     @property
     def expiry_s(self) -> float:
@@ -86,6 +103,10 @@ class Key:
     @property
     def has_expired(self) -> bool:
         return time.time() >= self.expiry_s
+
+
+def hash_key(key: bytes) -> str:
+    return sha256(key).hexdigest()
 
 
 class Keys:
@@ -100,7 +121,7 @@ class Keys:
 
     def find(self, key: bytes) -> Key | None:
         """Look up a key. The result may have expired."""
-        return self._by_digest.get(sha256(key).digest())
+        return self._by_digest.get(hash_key(key))
 
 
 def list_keys(settings: Settings) -> Keys:
@@ -113,19 +134,19 @@ def list_keys(settings: Settings) -> Keys:
         expected = "a key that is not in DUBITO_API_KEYS"
         raise InvalidInput(f"{PREFIX}ADMIN_KEY", expected, "a shared key")
     # Unlike a position, the digest does not change when other keys are removed.
-    keys = [Key(f"api-{digest.hex()[:NAME_DIGITS]}", digest, API_SCOPES) for digest in api]
-    keys += [Key("admin", digest, ADMIN_SCOPES) for digest in admin]
+    keys = [Key(name=f"api-{d[:NAME_DIGITS]}", sha256=d, scopes=API_SCOPES) for d in api]
+    keys += [Key(name="admin", sha256=digest, scopes=ADMIN_SCOPES) for digest in admin]
     return Keys(keys, api_is_open=not api, has_administration=bool(admin))
 
 
-def _read_digests(name: str, secret: SecretStr | None) -> list[bytes]:
+def _read_digests(name: str, secret: SecretStr | None) -> list[str]:
     if secret is None:
         return []
     keys = [key.strip() for key in secret.get_secret_value().split(",")]
     if not all(KEY_PATTERN.fullmatch(key) for key in keys):
         expected = f"keys of {KEY_FORMAT}, separated by commas"
         raise InvalidInput(PREFIX + name, expected, HIDDEN_VALUE)
-    return [sha256(key.encode()).digest() for key in keys]
+    return [hash_key(key.encode()) for key in keys]
 
 
 def read_key_file(variable: str, file: Path) -> str:
@@ -140,36 +161,10 @@ def read_key_file(variable: str, file: Path) -> str:
     return content.decode("utf-8", "replace")
 
 
-class KeyEntry(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    name: Name
-    scopes: Annotated[list[Scope], Field(min_length=1)]
-    key: Annotated[str, StringConstraints(pattern=f"^{KEY_PATTERN.pattern}$")] | None = None
-    sha256: Sha256 | None = None
-    expires: AwareDatetime | None = None
-    models: Annotated[list[Name], Field(min_length=1)] | None = None
-    pools: list[str] | None = None
-
-    @model_validator(mode="after")
-    def _is_consistent(self) -> "KeyEntry":
-        if (self.key is None) == (self.sha256 is None):
-            raise ValueError("expected one of key and sha256")
-        if self.models is not None and "metrics" in self.scopes:
-            raise ValueError("expected no models, because metrics cover all models")
-        return self
-
-    def as_key(self) -> Key:
-        digest = self.sha256 or sha256((self.key or "").encode()).hexdigest()
-        models, pools = (None if v is None else frozenset(v) for v in (self.models, self.pools))
-        scopes = frozenset(self.scopes)
-        return Key(self.name, bytes.fromhex(digest), scopes, self.expires, models, pools)
-
-
 class KeyFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    keys: Annotated[list[KeyEntry], Field(min_length=1)]
+    keys: Annotated[list[Key], Field(min_length=1)]
 
 
 def parse_keys(text: str) -> Keys:
@@ -181,7 +176,7 @@ def parse_keys(text: str) -> Keys:
         received = f"invalid TOML, {place[1]}" if place else "invalid TOML"
         raise InvalidInput(FILE_VARIABLE, "a TOML file", received) from None
     try:
-        keys = [entry.as_key() for entry in KeyFile.model_validate(content).keys]
+        keys = KeyFile.model_validate(content).keys
     except ValidationError as error:
         raise _describe(error) from None
     if len({key.digest for key in keys}) < len(keys):
@@ -196,7 +191,7 @@ def _describe(error: ValidationError) -> InvalidInput:
     expected = first["msg"].removeprefix("Input should be ").removeprefix("Value error, expected ")
     if first["type"] == "extra_forbidden":
         place = place[:-1]
-        expected = f"only the fields {', '.join((KeyEntry if place else KeyFile).model_fields)}"
+        expected = f"only the fields {', '.join((Key if place else KeyFile).model_fields)}"
     elif place[-1] == "key":
         expected = KEY_FORMAT
     return InvalidInput(".".join([FILE_VARIABLE, *map(str, place)]), expected, HIDDEN_VALUE)
@@ -279,7 +274,7 @@ def print_new_key(options: argparse.Namespace) -> None:
 def new_key(name: str, scopes: list[str], days: float | None = None) -> tuple[str, str]:
     """Create a key and its entry for the key file."""
     key = NEW_KEY_PREFIX + secrets.token_urlsafe(NEW_KEY_BYTES)
-    values = {"name": name, "sha256": sha256(key.encode()).hexdigest(), "scopes": scopes}
+    values = {"name": name, "sha256": hash_key(key.encode()), "scopes": scopes}
     lines = ["[[keys]]", *(f"{field} = {json.dumps(value)}" for field, value in values.items())]
     if days is not None:
         lines.append(f"expires = {datetime.now(UTC) + timedelta(days):%Y-%m-%dT%H:%M:%SZ}")

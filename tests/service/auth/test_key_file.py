@@ -252,12 +252,15 @@ GOOD = f'name = "a"\nsha256 = "{DIGEST}"\nscopes = ["read"]\n'
         ),
         (f"[[keys]]\n{GOOD}".replace(DIGEST, DIGEST.upper()), "keys.0.sha256: expected String"),
         (f"[[keys]]\n{GOOD}".replace('"a"', '"../a"'), "keys.0.name: expected String"),
-        (f"[[keys]]\n{GOOD}".replace('"read"', ""), "keys.0.scopes: expected List should have"),
+        (f"[[keys]]\n{GOOD}".replace('"read"', ""), "keys.0.scopes: expected Frozenset should"),
         (f"[[keys]]\n{GOOD}".replace('"read"', '"write"'), "keys.0.scopes.0: expected"),
         (f"[[keys]]\n{GOOD}expires = 2999-01-01\n", "keys.0.expires: expected a valid datetime"),
         (f"[[keys]]\n{GOOD}expires = 2999-01-01T00:00:00\n", "keys.0.expires: expected"),
         (f"[[keys]]\n{GOOD}expires = '{FUTURE}'\n", "keys.0.expires: expected a valid datetime"),
-        (f"[[keys]]\n{GOOD}models = []\n", "keys.0.models: expected List should have at least 1"),
+        (
+            f"[[keys]]\n{GOOD}models = []\n",
+            "keys.0.models: expected Frozenset should have at least 1",
+        ),
         (
             f"[[keys]]\n{GOOD}models = ['m']\n".replace('"read"', '"metrics"'),
             "keys.0: expected no models, because metrics cover all models",
