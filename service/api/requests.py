@@ -97,7 +97,8 @@ def prefers_npz(request: Request) -> bool:
 
 def unsupported(request: Request, expected: str) -> Unsupported:
     """Create the error for a body of another media type."""
-    return Unsupported("Content-Type", expected, request_media_type(request)[:80] or "none")
+    received = "another media type" if request_media_type(request) else "none"
+    return Unsupported("Content-Type", expected, received)
 
 
 def require_json(request: Request) -> None:

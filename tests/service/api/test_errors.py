@@ -372,13 +372,12 @@ def test_a_query_beside_a_json_body_is_refused_and_not_passed_over(client, query
     [
         (None, "none"),
         ("", "none"),
-        ("text/plain", "text/plain"),
-        ("application/x-www-form-urlencoded", "application/x-www-form-urlencoded"),
-        ("multipart/mixed; boundary=x", "multipart/mixed"),
-        ("a" * 5000, "a" * 80),
+        ("text/plain", "another media type"),
+        ("multipart/mixed; boundary=x", "another media type"),
+        ("a" * 5000, "another media type"),
     ],
 )
-def test_another_media_type_is_refused_by_its_name(client, content_type, received):
+def test_another_media_type_is_refused(client, content_type, received):
     headers = {} if content_type is None else {"Content-Type": content_type}
     answer = client.post("/predict", content=b"{}", headers=headers)
     assert_problem(answer, 415, "Content-Type: expected application/json", f"got {received}")
