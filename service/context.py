@@ -87,11 +87,7 @@ class Context:
 
     @property
     def state(self) -> Database:
-        """The database of jobs, acquired rows and labels. The first access blocks.
-
-        Raises:
-            StateUnusable: if the folder is not set, or cannot be read or written.
-        """
+        """The database of jobs, acquired rows and labels. The first access blocks."""
         with self._opening_state:
             if self._state is None:
                 if self.settings.state is None:
@@ -115,20 +111,13 @@ class Context:
 
         Args:
             has_rows: reject the request early if its body is too long for the queue.
-
-        Raises:
-            Overloaded: if too much work is queued.
         """
         call = RequestContext.from_request(request, self.settings.deadline_s)
         self.admission.refuse_unread(call.length if has_rows else 0, call.client)
         return call
 
     async def find_model(self, call: RequestContext, envelope: ModelRequest) -> ServedModel:
-        """Set a request's deadline and return its model, loading it if necessary.
-
-        Raises:
-            PastDeadline: if the preflight takes too long.
-        """
+        """Set a request's deadline and return its model, loading it if necessary."""
         deadline_s = envelope.deadline_s or self.settings.deadline_s
         call.deadline = call.started + deadline_s
         name = self.models.name(envelope.model, call.request.scope.get(MODELS_KEY))

@@ -136,21 +136,12 @@ class RequestContext(Bounds):
         return self.reservation.hold(size, field)
 
     def pause(self) -> None:
-        """Let other work run. Long work must call this every few milliseconds.
-
-        Raises:
-            PastDeadline: after the deadline.
-            CancelledError: if the work was cancelled.
-        """
+        """Let other work run. Long work must call this every few milliseconds."""
         if self.on_pause is not None:
             self.on_pause()
 
     async def wait(self, future: "asyncio.Future[T]") -> T:
-        """Wait for a future, or cancel it if the client disconnects.
-
-        Raises:
-            ClientDisconnect: if the client disconnects.
-        """
+        """Wait for a future, or cancel it if the client disconnects."""
         loop = asyncio.get_running_loop()
         watchers: list[asyncio.Task[None]] = []
 

@@ -31,13 +31,7 @@ class FilePreflights:
         self._process: ChildProcess | None = None
 
     def reserve(self, content: Content, spec: InputSpec, field: str, call: RequestContext) -> None:
-        """Reserve the memory needed to read a file.
-
-        Raises:
-            InvalidInput: if reading takes more than `MAX_BYTES` or `MAX_S`.
-            PastDeadline: if the request's deadline passes.
-            ShuttingDown: if the service is shutting down.
-        """
+        """Reserve the memory needed to read a file."""
         try:
             outcome = self._run(content, spec, call)
         except StopRequested:

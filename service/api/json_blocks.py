@@ -169,12 +169,9 @@ def reserve_json(
 def count_marks(
     body: Content, field: str, max_nested: int, pause: Pause = no_pause
 ) -> dict[str, int]:
-    """Count the structural characters of a JSON text.
+    """Count the structural characters of a JSON text, and limit its arrays and objects.
 
     `bytes.count` would block other threads, and is slower if there are many matches.
-
-    Raises:
-        TooLarge: if there are more than `max_nested` arrays and objects.
     """
     array, counts = np.frombuffer(body, dtype=np.uint8), dict.fromkeys(JSON_OBJECT_BYTES, 0)
     for first in range(0, len(array), COUNT_STEP_BYTES):

@@ -242,11 +242,6 @@ def keep_labels(
     """Store all of a request's labels or none. Return the response.
 
     This reads and writes files, so call it from a worker thread.
-
-    Raises:
-        InvalidInput: if a label does not fit the model, or its row is unknown.
-        Conflict: if a label contradicts an earlier label.
-        NoSpace, StateUnusable: if the labels cannot be written.
     """
     manifest, ids = loaded.model.manifest, set[str]()
     labels, invalid = list[Label](), list[InvalidInput]()

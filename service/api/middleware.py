@@ -83,10 +83,6 @@ def _check_origin(scope: Scope, hosts: frozenset[str] | None, origins: frozenset
 
     After DNS rebinding, Host contains a domain name. Otherwise browsers identify the page by Origin
     or, with TLS and on loopback, by Sec-Fetch-Site.
-
-    Raises:
-        WrongHost: if the host name is not allowed.
-        Forbidden: if the origin is not allowed.
     """
     headers = dict(scope["headers"])
     host = headers.get(b"host", b"").decode("latin-1").lower()

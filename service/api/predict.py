@@ -130,11 +130,6 @@ async def read_work(
     An npy body or a file holds only rows, so the other fields are query parameters. A form has one
     part per row, and the other fields in further parts or the query. The deadline of a job
     excludes the upload.
-
-    Raises:
-        Unsupported: if the media type is unknown.
-        InvalidInput: if a field is invalid.
-        TooLarge: if there are more than `max_rows` rows, except in a job's file.
     """
     settings = context.settings
     body = await read_body(call, settings.max_body_bytes)

@@ -114,11 +114,6 @@ async def read_body(call: RequestContext, limit: int) -> Content:
     """Read a request body of up to `limit` bytes.
 
     JSON bodies are also limited to `MAX_JSON_BYTES`.
-
-    Raises:
-        TooLarge: if the body exceeds the limit.
-        Overloaded: if the body exceeds the process's memory budget.
-        Unsupported: if the body has a Content-Encoding.
     """
     request = call.request
     if header(request, b"content-encoding", "identity") != "identity":
