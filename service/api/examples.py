@@ -17,6 +17,7 @@ from model_store.artifacts.manifest import (
     TimeColumn,
     column_width,
 )
+from model_store.sources.columns import unknown_cells
 from service.api.responses import json_response
 from service.api.schemas import Envelope, ModelRequest
 from service.auth.scopes import needs
@@ -141,27 +142,14 @@ def _decode(rows: Float32[np.ndarray, "N I"], spec: InputSpec) -> list[Any]:
 
     A row with an unknown category becomes None.
     """
-    if spec.columns:
-        return list(map(_decoder(spec), rows))
-    nested: list[Any] = rows.reshape(-1, *spec.shape).tolist()
-    return nested
-
-
-def _decoder(spec: InputSpec) -> Any:
-    """Build a function that decodes a row to an object.
-
-    It returns None if the row has an unknown category.
-    """
+    if not spec.columns:
+        nested: list[Any] = rows.reshape(-1, *spec.shape).tolist()
+        return nested
     ends = np.cumsum([column_width(column) for column in spec.columns]).tolist()
-    places = list(zip(spec.columns, [0, *ends], ends, strict=False))
-    unknown = [e - 1 - c.indicator for c, _, e in places if isinstance(c, CategoricalColumn)]
-
-    def decode(row: Float32[np.ndarray, "I"]) -> dict[str, Any] | None:
-        is_known = not any(row[i] for i in unknown)
-        cells = {column.name: _cell(column, row[start:end]) for column, start, end in places}
-        return cells if is_known else None
-
-    return decode
+    places = list(zip(spec.columns, [0, *ends[:-1]], ends, strict=True))
+    is_known = (~unknown_cells(rows, spec.columns).any(axis=1)).tolist()
+    cells = [{c.name: _cell(c, row[start:end]) for c, start, end in places} for row in rows]
+    return [row if known else None for row, known in zip(cells, is_known, strict=True)]
 
 
 def _cell(column: AnyColumn, numbers: Float32[np.ndarray, "J"]) -> float | str | None:
