@@ -105,8 +105,7 @@ def read_blocks(
 ) -> Iterator[Float32[np.ndarray, "n I"]]:
     """Convert rows in small blocks, pausing after each."""
     reader, first = RowReader(spec, field, bounds, encoder), 0
-    parts = iter([rows]) if isinstance(rows, list | np.ndarray) else rows.parts()
-    for part in parts:
+    for part in [rows] if isinstance(rows, list | np.ndarray) else rows.parts():
         if isinstance(rows, RowFile):
             reader.pixels = 0
         at_once = 1 if _is_long(part, spec) else max(1, NUMBERS_AT_ONCE // math.prod(spec.shape))

@@ -147,7 +147,7 @@ def _decode(rows: Float32[np.ndarray, "N I"], spec: InputSpec) -> list[Any]:
         return nested
     ends = np.cumsum([column_width(column) for column in spec.columns]).tolist()
     places = list(zip(spec.columns, [0, *ends[:-1]], ends, strict=True))
-    is_known = (~unknown_cells(rows, spec.columns).any(axis=1)).tolist()
+    is_known: list[bool] = np.logical_not(unknown_cells(rows, spec.columns).any(axis=1)).tolist()
     cells = [{c.name: _cell(c, row[start:end]) for c, start, end in places} for row in rows]
     return [row if known else None for row, known in zip(cells, is_known, strict=True)]
 

@@ -58,7 +58,7 @@ from service.api.responses import (
 from service.api.schemas import Envelope, PredictRequest
 from service.auth.scopes import POOLS_KEY, SCOPES_KEY, needs
 from service.context import Context, get_context
-from service.engine.batching import BATCH_ROW_DRAWS, EngineWork
+from service.engine.batching import BATCH_ROW_DRAWS, EngineWork, Predicted
 from service.engine.threads import SLICE_BYTES
 from service.models.models import ServedModel
 from service.request_context import RequestContext
@@ -308,7 +308,7 @@ def _write(
     scores = predicted.batch.scores
     overall: Float64[np.ndarray, "N"] = getattr(scores, scores.overall)[predicted.rows]
     check_computed(overall, row_work.field)
-    results, rows = _decide(row_work, work, inputs)
+    results, rows = _decide(row_work, work, predicted, inputs)
     columns = loaded.model.manifest.input.columns
     unknown = unknown_categories(work.x, columns) if columns else {}
     answer = Answer(results, rows, seed, inputs.options, unknown)
@@ -324,7 +324,7 @@ def _write(
 
 
 def _decide(
-    row_work: PredictWork, work: EngineWork, inputs: DecisionInputs
+    row_work: PredictWork, work: EngineWork, predicted: Predicted, inputs: DecisionInputs
 ) -> tuple[Results, slice]:
     """Compute the results and return them with this request's slice.
 
@@ -332,7 +332,7 @@ def _decide(
     cannot, because decisions then depend on the other rows.
     """
 
-    predicted, model, options = work.predicted, work.model, inputs.options
+    model, options = row_work.loaded.model, inputs.options
     needs_explanation = row_work.envelope.explain
 
     def results(prediction: Prediction, explanation: Explanation | None = None) -> Results:
