@@ -11,12 +11,12 @@ from starlette.middleware.gzip import (
     IdentityResponder,
 )
 from starlette.requests import Request
+from starlette.responses import StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from model_store.errors import DubitoError
 from service.api.media_types import NPZ, PARQUET, accepts_gzip
 from service.api.problems import error_response
-from service.api.responses import PartsResponse
 from service.auth.keys import KeyRing, Keys
 from service.auth.scopes import (
     API_SCOPES,
@@ -141,8 +141,8 @@ class Shortcut:
             response = await route.endpoint(request, **parameters)
         except DubitoError as error:
             response = error_response(scope, error)
-        size = len(response.body)
-        is_large = isinstance(response, PartsResponse) or size >= MIN_FREQUENT_GZIP_BYTES
+        is_streamed = isinstance(response, StreamingResponse)
+        is_large = is_streamed or len(response.body) >= MIN_FREQUENT_GZIP_BYTES
         answer = Compression(response) if is_large else response
         await answer(scope, receive, send)
 

@@ -220,15 +220,6 @@ def _sample_objects(results: Results) -> list[Any]:
     return [[{"mean": mean, "std": std} for mean, std in row] for row in samples]
 
 
-def _explanation_arrays(results: Results) -> dict[str, np.ndarray] | None:
-    has_explanation = results.explanation is not None
-    return dict(arrays_by_name(EXPLANATION, results)) if has_explanation else None
-
-
-def _explanation_objects(results: Results) -> list[dict[str, Any]]:
-    return json_objects(EXPLANATION, results, len(results))
-
-
 ClassField = partial(Field, task="classification")
 TargetField = partial(Field, task="regression", unit="units of the target")
 
@@ -338,7 +329,12 @@ class PredictionFields(FieldTable):
 
     explanation: Annotated[
         ExplanationAnswer,
-        Field(_explanation_arrays, json=_explanation_objects, is_optional=True, place=3),
+        Field(
+            lambda results: dict(arrays_by_name(EXPLANATION, results)),
+            json=lambda results: json_objects(EXPLANATION, results, len(results)),
+            is_optional=True,
+            place=3,
+        ),
     ]
     """with `explain`: the [explanation of the flag](#why-a-row-is-strange)"""
 

@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 from fastapi import Response
 from jaxtyping import Bool
-from starlette.types import Receive, Scope, Send
+from starlette.responses import StreamingResponse
 
 from model_store.artifacts.manifest import Manifest
 from model_store.inference.prediction import DecisionOptions
@@ -26,35 +26,20 @@ CLASS_BYTES = 200  # per class name in npz
 PART_BYTES = 512 << 10  # per ASGI message
 
 
-class PartsResponse(Response):
-    """A response that is streamed in parts."""
-
-    def __init__(self, parts: Sequence[bytes], media_type: str, headers: dict[str, str]) -> None:
-        length = sum(map(len, parts))
-        super().__init__(
-            b"", media_type=media_type, headers={"content-length": str(length), **headers}
-        )
-        views = [memoryview(part) for part in parts]
-        self.parts = [
-            view[i : i + PART_BYTES] for view in views for i in range(0, len(view), PART_BYTES)
-        ]
-
-    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        await send(
-            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        )
-        for i, part in enumerate(self.parts, start=1):
-            await send(
-                {"type": "http.response.body", "body": part, "more_body": i < len(self.parts)}
-            )
-
-
 def response(
     parts: Sequence[bytes], media_type: str, headers: dict[str, str] | None = None
 ) -> Response:
     if len(parts) == 1 and len(parts[0]) <= PART_BYTES:
         return Response(parts[0], media_type=media_type, headers=headers)
-    return PartsResponse(parts, media_type, headers or {})
+    headers = {"content-length": str(sum(map(len, parts))), **(headers or {})}
+    return StreamingResponse(_split(parts), media_type=media_type, headers=headers)
+
+
+async def _split(parts: Sequence[bytes]) -> AsyncIterator[memoryview]:
+    for part in parts:
+        view = memoryview(part)
+        for start in range(0, len(view), PART_BYTES):
+            yield view[start : start + PART_BYTES]
 
 
 def format_timestamp(seconds: float | None) -> str | None:
