@@ -27,7 +27,7 @@ CLIENT_VARIABLES = {"DUBITO_CLIENT_URL", "DUBITO_CLIENT_KEY"}
 class Settings(BaseSettings):
     """The service settings.
 
-    `python -m service.api.reference` documents them in docs/settings.md.
+    `python -m docs.reference` documents them in docs/settings.md.
     """
 
     model_config = SettingsConfigDict(

@@ -3,10 +3,9 @@ import re
 import pytest
 from pydantic import BaseModel
 
+from docs.reference import PROBLEMS, REFERENCE, TABLES, problem_table, with_table, with_tables
 from model_store.acquisition.choice import ACQUISITIONS
 from model_store.artifacts.manifest import Manifest
-from service.api.problems import problem_table
-from service.api.reference import PROBLEMS, REFERENCE, TABLES, with_table, with_tables
 from service.app import create_app
 from service.settings import Settings
 from tests.support.environment import ROOT
@@ -170,7 +169,7 @@ def test_every_field_of_requests_and_answers_is_in_the_reference():
 
 def test_the_tables_of_fields_are_as_the_fields_are_declared():
     text = REFERENCE.read_text()
-    assert with_tables(text) == text, "python -m service.api.reference"
+    assert with_tables(text) == text, "python -m docs.reference"
     assert all(f"<!-- fields: {name} -->" in text for name in TABLES)
     problems = PROBLEMS.read_text()
     assert with_table(problems, "problems", problem_table()) == problems

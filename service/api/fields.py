@@ -1,7 +1,7 @@
 """Declarations of response fields.
 
 The JSON and npz responses, the OpenAPI document and the tables in docs/api.md are derived from
-them. `python -m service.api.reference` updates the tables.
+them. `python -m docs.reference` updates the tables.
 """
 
 import re
@@ -90,8 +90,3 @@ def answer_model(name: str, docstring: str, fields: Iterable[Field]) -> type[Bas
             kind, info.default = kind | None, None
         types[field.name] = (kind, info)
     return create_model(name, __doc__=docstring, **types)
-
-
-def reference_table(fields: Iterable[Field]) -> str:
-    rows = [f"| `{field.name}` | {field.unit} | {field.description} |" for field in fields]
-    return "\n".join(["| Field | Unit | Meaning |", "|---|---|---|", *rows])

@@ -1,7 +1,7 @@
 """Error responses, as problem+json (RFC 9457) or in another protocol's format.
 
 Error responses never repeat the input. `GET /problems` lists all codes, and the `type` of a problem
-links to it. `python -m service.api.reference` writes the same table to docs/problems.md.
+links to it. `python -m docs.reference` writes the same table to docs/problems.md.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -188,8 +188,3 @@ async def get_problems() -> Response:
     page = f'<!DOCTYPE html><html lang="en"><title>Problems</title><dl>{rows}</dl></html>'
     headers = {"Content-Security-Policy": "default-src 'none'"}
     return Response(page, media_type="text/html; charset=utf-8", headers=headers)
-
-
-def problem_table() -> str:
-    rows = [f"| `{c}` | {status} | {meaning} | {do} |" for c, status, meaning, do in all_problems()]
-    return "\n".join(["| Code | Status | Meaning | Remedy |", "|---|---|---|---|", *rows])

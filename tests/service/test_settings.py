@@ -2,8 +2,8 @@ import re
 
 import pytest
 
+from docs.reference import SETTINGS, settings_table, with_table
 from model_store.errors import InvalidInput
-from service.api.reference import SETTINGS, settings_table, with_table
 from service.integrations import integration_variables
 from service.settings import CLIENT_VARIABLES, TRAINING_VARIABLES, Settings, read_settings
 from tests.support.environment import run_service
@@ -11,7 +11,7 @@ from tests.support.environment import run_service
 
 def test_every_setting_is_documented_as_it_is():
     text = SETTINGS.read_text()
-    assert with_table(text, "settings", settings_table()) == text, "python -m service.api.reference"
+    assert with_table(text, "settings", settings_table()) == text, "python -m docs.reference"
     documented = set(re.findall(r"^\| `(DUBITO_\w+)`", text, re.MULTILINE))
     settings = {f"DUBITO_{name.upper()}" for name in Settings.model_fields}
     assert documented - TRAINING_VARIABLES - CLIENT_VARIABLES == settings | integration_variables()

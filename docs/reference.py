@@ -1,14 +1,15 @@
-"""Write the tables of fields, problems and settings to docs/."""
+"""Write the tables of fields, problems and settings: `python -m docs.reference`."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from service.api.explanations import EXPLANATION
-from service.api.fields import reference_table
+from service.api.fields import Field
 from service.api.predictions import BY_TASK
-from service.api.problems import problem_table
+from service.api.problems import all_problems
 from service.settings import PREFIX, Settings
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parent
 REFERENCE = DOCS / "api.md"
 PROBLEMS = DOCS / "problems.md"
 SETTINGS = DOCS / "settings.md"
@@ -29,6 +30,16 @@ def with_table(text: str, name: str, table: str) -> str:
     before, mark, after = text.partition(f"<!-- {name} -->\n")
     _, end, after = after.partition("\n<!-- end -->")
     return before + mark + table + end + after
+
+
+def reference_table(fields: Iterable[Field]) -> str:
+    rows = [f"| `{field.name}` | {field.unit} | {field.description} |" for field in fields]
+    return "\n".join(["| Field | Unit | Meaning |", "|---|---|---|", *rows])
+
+
+def problem_table() -> str:
+    rows = [f"| `{c}` | {status} | {meaning} | {do} |" for c, status, meaning, do in all_problems()]
+    return "\n".join(["| Code | Status | Meaning | Remedy |", "|---|---|---|---|", *rows])
 
 
 def settings_table() -> str:
