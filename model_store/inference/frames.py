@@ -25,7 +25,7 @@ from model_store.inference.prediction import (
 from model_store.sources.arrow import name_categories
 from model_store.sources.columns import fill_missing
 from model_store.sources.parquet import ParquetFile, write_tables
-from model_store.sources.rows import rows_array
+from model_store.sources.rows import RowReader
 
 FIELD = "X"
 ROWS_AT_ONCE = 512
@@ -138,6 +138,6 @@ def decide_as_served(
 def _encoded(model: Model, X: Any, names: list[str] | None) -> Float32[np.ndarray, "N I"]:
     spec = model.manifest.input
     if not spec.columns and not is_frame(X):
-        return rows_array(X, spec, FIELD)
+        return RowReader(spec, FIELD).read_all(X)
     file = ParquetFile(to_parquet(to_table(X, names)), spec, FIELD)
-    return rows_array(file, spec, FIELD, encoder=model.text_encoder)
+    return RowReader(spec, FIELD, encoder=model.text_encoder).read_all(file)

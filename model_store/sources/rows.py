@@ -67,55 +67,6 @@ class Cells:
 Rows = list[Any] | np.ndarray | Parts
 
 
-def rows_array(
-    rows: Rows,
-    spec: InputSpec,
-    field: str,
-    bounds: Bounds = UNBOUNDED,
-    encoder: "TextEncoder | None" = None,
-) -> Float32[np.ndarray, "N I"]:
-    """Convert rows to a flat float32 array.
-
-    Rows are flat or in the model's input shape. Tabular models take objects or columns of cells.
-    Image models also take image files. Text models also take strings, text files and objects with
-    one string.
-
-    Raises:
-        InvalidInput: if a shape is wrong, a number is not finite, or an id is unknown.
-        TooLarge: if images have too many pixels, or one needs too much memory to decode.
-        Overloaded: if there is too little memory left to decode an image.
-    """
-    size = math.prod(spec.shape)
-    if isinstance(rows, list) and len(rows) * size <= NUMBERS_AT_ONCE and not _is_long(rows, spec):
-        return RowReader(spec, field, bounds, encoder).read(rows, 0)
-    x, count = np.empty((len(rows), size), dtype=np.float32), 0
-    for block in read_blocks(rows, spec, field, bounds, encoder):
-        x[count : count + len(block)] = block
-        count += len(block)
-    assert count == len(rows)
-    return x
-
-
-def read_blocks(
-    rows: Rows,
-    spec: InputSpec,
-    field: str,
-    bounds: Bounds = UNBOUNDED,
-    encoder: "TextEncoder | None" = None,
-) -> Iterator[Float32[np.ndarray, "n I"]]:
-    """Convert rows in small blocks, pausing after each."""
-    reader, first = RowReader(spec, field, bounds, encoder), 0
-    for part in [rows] if isinstance(rows, list | np.ndarray) else rows.parts():
-        if isinstance(rows, RowFile):
-            reader.pixels = 0
-        at_once = 1 if _is_long(part, spec) else max(1, NUMBERS_AT_ONCE // math.prod(spec.shape))
-        for start in range(0, count_rows(part), at_once):
-            block = reader.read(take_rows(part, slice(start, start + at_once)), first)
-            yield block
-            first += len(block)
-            bounds.pause()
-
-
 def count_rows(part: Part) -> int:
     return len(next(iter(part.values()))) if isinstance(part, dict) else len(part)
 
@@ -145,28 +96,47 @@ def name_rows(
     return names
 
 
-def _is_long(part: Part, spec: InputSpec) -> bool:
-    """Check whether a single row can take as long as a block of numbers."""
-    first = part[0] if isinstance(part, list) and part else None
-    return isinstance(first, str | bytes) or (spec.text is not None and isinstance(first, dict))
-
-
+@dataclass(eq=False)
 class RowReader:
-    """Converts blocks of rows to numbers. All rows must have the form of the first row."""
+    """Converts rows to flat float32 arrays.
 
-    def __init__(
-        self,
-        spec: InputSpec,
-        field: str,
-        bounds: Bounds = UNBOUNDED,
-        encoder: "TextEncoder | None" = None,
-    ) -> None:
-        self.spec = spec
-        self.field = field
-        self.bounds = bounds
-        self.encoder = encoder
-        self.pixels = 0  # sum over images
-        self._first: Any = None
+    Rows are flat or in the model's input shape. Tabular models take objects or columns of cells.
+    Image models also take image files. Text models also take strings, text files and objects with
+    one string. All rows must have the form of the first row.
+    """
+
+    spec: InputSpec
+    field: str  # for errors
+    bounds: Bounds = UNBOUNDED
+    encoder: "TextEncoder | None" = None
+    pixels: int = 0  # in the images so far
+    first: Any = None  # first row
+
+    def read_all(self, rows: Rows) -> Float32[np.ndarray, "N I"]:
+        size = math.prod(self.spec.shape)
+        is_small = len(rows) * size <= NUMBERS_AT_ONCE
+        if isinstance(rows, list) and is_small and not self._is_long(rows):
+            return self.read(rows, 0)
+        x, count = np.empty((len(rows), size), dtype=np.float32), 0
+        for block in self.read_blocks(rows):
+            x[count : count + len(block)] = block
+            count += len(block)
+        assert count == len(rows)
+        return x
+
+    def read_blocks(self, rows: Rows) -> Iterator[Float32[np.ndarray, "n I"]]:
+        """Convert rows in small blocks, pausing after each."""
+        first = 0
+        for part in [rows] if isinstance(rows, list | np.ndarray) else rows.parts():
+            if isinstance(rows, RowFile):
+                self.pixels = 0  # files have any number of parts
+            at_once = max(1, NUMBERS_AT_ONCE // math.prod(self.spec.shape))
+            at_once = 1 if self._is_long(part) else at_once
+            for start in range(0, count_rows(part), at_once):
+                block = self.read(take_rows(part, slice(start, start + at_once)), first)
+                yield block
+                first += len(block)
+                self.bounds.pause()
 
     def read(self, rows: Part, first_row: int) -> Float32[np.ndarray, "n I"]:
         """Convert a block. Row numbers in errors start at `first_row`."""
@@ -175,9 +145,9 @@ class RowReader:
             return encode_cells(rows, spec.columns, self.field, first_row)
         if isinstance(rows, np.ndarray):
             return self._array(rows, first_row)
-        if self._first is None:
-            self._first = rows[0]
-        first = self._first
+        if self.first is None:
+            self.first = rows[0]
+        first = self.first
         if spec.columns:
             if not isinstance(first, dict):
                 raise columns_expected(self.field, _describe_row(first))
@@ -192,6 +162,13 @@ class RowReader:
             return _numbers(rows, first_row, lengths, spec, self.field)
         numbered = enumerate(rows, start=first_row)
         return np.stack([read(row, f"{self.field}.{n}") for n, row in numbered])
+
+    def _is_long(self, part: Part) -> bool:
+        """Check whether a single row can take as long as a block of numbers."""
+        first = part[0] if isinstance(part, list) and part else None
+        return isinstance(first, str | bytes) or (
+            self.spec.text is not None and isinstance(first, dict)
+        )
 
     def _array(self, rows: np.ndarray, first_row: int) -> Float32[np.ndarray, "n I"]:
         spec, size = self.spec, math.prod(self.spec.shape)

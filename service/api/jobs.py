@@ -21,7 +21,7 @@ from model_store.acquisition.ranking import race_stages
 from model_store.errors import InvalidInput, NotFound, TooLarge
 from model_store.sources.files import file_stamp, open_rows
 from model_store.sources.row_file import RowFile
-from model_store.sources.rows import read_blocks
+from model_store.sources.rows import RowReader
 from model_store.state.database import as_state_errors, may_be_damaged
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
 from model_store.types import Content
@@ -254,7 +254,7 @@ async def _accept(
     rows, model = work.rows, work.loaded.model
     blocks: Iterable[Any] = [rows]
     if isinstance(rows, RowFile):
-        blocks = read_blocks(rows, rows.spec, work.field, call, model.text_encoder)
+        blocks = RowReader(rows.spec, work.field, call, model.text_encoder).read_blocks(rows)
     names = await find_names(context, work, blocks)
     try:
         job = await context.threads.state(partial(_queue, context, kind, work, names, num_samples))

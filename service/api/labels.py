@@ -11,7 +11,7 @@ from model_store.artifacts.manifest import Manifest
 from model_store.errors import MAX_ERRORS, InvalidInput, TooLarge, describe_value, merge_errors
 from model_store.sources.cells import match_category
 from model_store.sources.columns import fill_missing
-from model_store.sources.rows import rows_array
+from model_store.sources.rows import RowReader
 from model_store.state.labels import (
     Label,
     accept,
@@ -296,7 +296,7 @@ def _row(loaded: ServedModel, entry: LabelEntry, n: int, call: RequestContext) -
     call.reservation.reserve(4 * model.row_size, "labels")
     spec, encoder = model.manifest.input, model.text_encoder
     try:
-        x = rows_array([entry.input], spec, "input", call, encoder)
+        x = RowReader(spec, "input", call, encoder).read_all([entry.input])
         fill_missing(x, spec.columns)
         return x[0]
     except InvalidInput as error:

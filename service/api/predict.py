@@ -25,7 +25,7 @@ from model_store.sources.columns import (
 )
 from model_store.sources.files import open_rows
 from model_store.sources.row_file import RowFile, Source
-from model_store.sources.rows import MAX_FAST_BYTES, Rows, rows_array
+from model_store.sources.rows import MAX_FAST_BYTES, RowReader, Rows
 from model_store.types import Content, Pause
 from service.api.explanations import explanation_bytes
 from service.api.media_types import ENDINGS, FORM, JSON, NPZ
@@ -220,7 +220,7 @@ async def to_numbers(context: Context, work: RowWork[Any]) -> Float32[np.ndarray
     size, spec = 4 * len(rows) * model.row_size, model.manifest.input
     spec = spec.encoded if work.is_encoded else spec
     call.reservation.reserve(size, field)
-    convert = partial(rows_array, rows, spec, field, call, model.text_encoder)
+    convert = partial(RowReader(spec, field, call, model.text_encoder).read_all, rows)
     is_slow = size > MAX_FAST_BYTES or not isinstance(rows, list | np.ndarray)
     is_slow = is_slow or (isinstance(rows, list) and isinstance(rows[0], str | bytes | dict))
     x = await context.threads.requests.run(call, size, convert) if is_slow else convert()

@@ -28,7 +28,7 @@ from model_store.artifacts.manifest import (
 from model_store.errors import InvalidInput
 from model_store.sources.columns import encode, fill_missing
 from model_store.sources.files import open_rows
-from model_store.sources.rows import rows_array
+from model_store.sources.rows import RowReader
 from training.data.arrays import resolve_path
 from training.data.cells import csv_source
 from training.data.images import sample_images
@@ -76,7 +76,7 @@ class OutlierSource:
             return scale_pixels(pixels, spec)
         content = csv_source(self.path) if self.kind == "csv" else self.path
         file = open_rows(content, spec, self.path.name, f".{self.kind}")
-        rows = rows_array(file, spec, self.path.name, encoder=encoder)
+        rows = RowReader(spec, self.path.name, encoder=encoder).read_all(file)
         fill_missing(rows, spec.columns)
         return sample_rows(rows, max_rows, seed)
 

@@ -7,7 +7,7 @@ import pytest
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput, TooLarge
 from model_store.sources.files import check_ids, open_rows
-from model_store.sources.rows import rows_array
+from model_store.sources.rows import RowReader
 from model_store.sources.text import TextEncoder
 from service.api.acquire import preview_rows
 from tests.support.files import CSV, ENDINGS, npz_bytes, parquet_bytes, zip_bytes
@@ -49,7 +49,7 @@ def read(media_type, content, spec, encoder=None):
         if ids is not None:
             check_ids(ids, file.rows)
         orjson.dumps([displayed, ids], option=orjson.OPT_SERIALIZE_NUMPY)
-        assert len(rows_array(file, spec, "pool", encoder=encoder)) == file.rows
+        assert len(RowReader(spec, "pool", encoder=encoder).read_all(file)) == file.rows
     except (InvalidInput, TooLarge) as error:
         orjson.dumps(str(error))
         assert len(str(error)) < 2000

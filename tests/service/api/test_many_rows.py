@@ -3,7 +3,7 @@ import pytest
 
 from model_store.artifacts.manifest import ImageSpec, InputSpec
 from model_store.sources import rows as reading
-from model_store.sources.rows import rows_array
+from model_store.sources.rows import RowReader
 from service.request_context import RequestContext
 from service.server.budget import ByteBudget, Reservation
 from tests.support.images import png_bytes
@@ -25,6 +25,6 @@ def test_no_row_is_passed_over(monkeypatch, kind, rows_at_once):
     }[kind]
     pauses: list[int] = []
     call = RequestContext(Reservation(ByteBudget(1 << 30)), on_pause=lambda: pauses.append(1))
-    x = rows_array(rows, SPEC, "inputs", call)
+    x = RowReader(SPEC, "inputs", call).read_all(rows)
     assert x.tolist() == PIXELS.reshape(23, 6).tolist()
     assert len(pauses) >= 22 // rows_at_once

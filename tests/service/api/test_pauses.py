@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from model_store.artifacts.manifest import InputSpec
-from model_store.sources.rows import rows_array
+from model_store.sources.rows import RowReader
 from service import limits
 from service.api.json_blocks import COUNT_STEP_BYTES, JSON_OBJECT_BYTES, reserve_json, split_json
 from service.app import create_app
@@ -52,11 +52,11 @@ def test_a_body_of_the_largest_size_is_read_in_steps_far_shorter_than_a_parser_t
     spec = InputSpec(shape=(1, 64) if row[1:2] == b"[" else (64,), minimum=0, maximum=16)
     if row[1:2] == b"1":
         with pytest.raises(Exception, match=r"pool\.0: expected an array of 64"):
-            rows_array(rows, spec, "pool")
+            RowReader(spec, "pool").read_all(rows)
         return
     _, counted = longest_step(lambda call: reserve_json(body, "pool", 10_000_000, call))
     assert counted < full / 5
-    x, read = longest_step(lambda call: rows_array(rows, spec, "pool", call))
+    x, read = longest_step(lambda call: RowReader(spec, "pool", call).read_all(rows))
     assert read < full / 5
     assert x.shape == (len(rows), 64)
     assert np.all(x == 8.0)

@@ -7,7 +7,7 @@ from PIL import Image
 
 from model_store.artifacts.manifest import ImageSpec, InputSpec, TextSpec
 from model_store.errors import TooLarge
-from model_store.sources.rows import rows_array
+from model_store.sources.rows import RowReader
 from model_store.sources.text import TextEncoder
 from service.errors import Overloaded
 from service.request_context import RequestContext
@@ -93,9 +93,9 @@ def test_decoding_an_image_takes_of_the_budget_before_it_begins():
     Image.new("L", (1000, 1000)).save(file, "PNG")
     spec = InputSpec(shape=(4, 4), minimum=0, maximum=255, image=ImageSpec(mode="L", resize=True))
     rows = [file.getvalue()] * 3
-    assert rows_array(rows, spec, "inputs", bounds(20 << 20)).shape == (3, 16)
+    assert RowReader(spec, "inputs", bounds(20 << 20)).read_all(rows).shape == (3, 16)
     with pytest.raises(TooLarge, match=r"inputs\.0: expected at most .* bytes in memory"):
-        rows_array(rows, spec, "inputs", bounds(10 << 20))
+        RowReader(spec, "inputs", bounds(10 << 20)).read_all(rows)
 
 
 def test_an_image_counts_with_its_pixels_once_it_is_resized_in_proportion():
@@ -105,14 +105,14 @@ def test_an_image_counts_with_its_pixels_once_it_is_resized_in_proportion():
     spec, rows = InputSpec(shape=(4, 4), minimum=0, maximum=255, image=image), [file.getvalue()] * 2
     reservation = Reservation(ByteBudget(20 << 20))
     limited = RequestContext(reservation, max_pixels=2_040_800)
-    assert rows_array(rows, spec, "inputs", limited).shape == (2, 16)
+    assert RowReader(spec, "inputs", limited).read_all(rows).shape == (2, 16)
     limited = RequestContext(reservation, max_pixels=2_040_799)
     with pytest.raises(
         TooLarge, match=r"inputs: expected images of at most 2040799 pixels in total"
     ):
-        rows_array(rows, spec, "inputs", limited)
+        RowReader(spec, "inputs", limited).read_all(rows)
     with pytest.raises(TooLarge, match=r"inputs\.0: expected at most .* bytes in memory"):
-        rows_array(rows, spec, "inputs", bounds(9 << 20))
+        RowReader(spec, "inputs", bounds(9 << 20)).read_all(rows)
 
 
 def test_tokenising_takes_of_the_budget_before_it_begins():
@@ -120,6 +120,6 @@ def test_tokenising_takes_of_the_budget_before_it_begins():
     spec = InputSpec(shape=(8,), dtype="int32", minimum=0, maximum=99, text=text)
     encoder = TextEncoder(tokenizer().to_str().encode(), text)
     rows = [{"text": "good " * 6_000}] * 2
-    assert rows_array(rows, spec, "inputs", bounds(30 << 20), encoder).shape == (2, 8)
+    assert RowReader(spec, "inputs", bounds(30 << 20), encoder).read_all(rows).shape == (2, 8)
     with pytest.raises(TooLarge, match=r"inputs\.0\.text: expected at most .* bytes in memory"):
-        rows_array(rows, spec, "inputs", bounds(19 << 20), encoder)
+        RowReader(spec, "inputs", bounds(19 << 20), encoder).read_all(rows)
