@@ -97,17 +97,24 @@ def typed_table(raw: RawTable, task: str | None, section: "DataSection") -> pa.T
     kinds: dict[str, str] = {**section.columns}
     if section.target is not None and task is not None:
         kinds[section.target] = "numeric" if task == "regression" else "categorical"
-    if raw.delimiter is not None:
+    if raw.delimiter is None:
+        table, names = _clear_missing(_declare_categories(raw.cells), section.missing_values)
+        names |= {name for name, kind in kinds.items() if kind == "numeric"}
+    else:
         texts = {name for name in (section.id, section.text) if name is not None}
         table, _ = _clear_missing(raw.cells, missing_texts(section.missing_values), untrimmed=texts)
-        table = _clear_rows_without_target(table, section.target)
         names = set(table.column_names) - texts
-        number_format = _infer_number_format(table, section, raw.delimiter)
-        return _infer_types(table, names, kinds, number_format)
-    table, names = _clear_missing(_declare_categories(raw.cells), section.missing_values)
     table = _clear_rows_without_target(table, section.target)
-    names |= {name for name, column_kind in kinds.items() if column_kind == "numeric"}
-    return _infer_types(table, names, kinds, NumberFormat())
+    number_format = NumberFormat()
+    if raw.delimiter is not None:
+        number_format = _infer_number_format(table, section, raw.delimiter)
+    for i, name in enumerate(table.column_names):
+        text, kind = as_text(table.column(i)), kinds.get(name)
+        if name in names and text is not None and kind not in ("categorical", "time"):
+            column = compute.utf8_trim_whitespace(text)
+            field, cells = _infer_type(name, column, kind, number_format)
+            table = table if cells is column else table.set_column(i, field, cells)
+    return table
 
 
 def _declare_categories(table: pa.Table) -> pa.Table:
@@ -279,25 +286,10 @@ def _infer_number_format(table: pa.Table, section: "DataSection", delimiter: str
     return NumberFormat(style, bool(points) or is_grouped, is_ambiguous)
 
 
-def _infer_types(
-    table: pa.Table,
-    names: set[str],
-    kinds: Mapping[str, str],
-    number_format: NumberFormat,
-) -> pa.Table:
-    """Convert text columns to numbers, unless configured as categories or times."""
-    for i, name in enumerate(table.column_names):
-        text, kind = as_text(table.column(i)), kinds.get(name)
-        if name in names and text is not None and kind not in ("categorical", "time"):
-            column = compute.utf8_trim_whitespace(text)
-            field, cells = _infer_type(name, column, kind, number_format)
-            table = table if cells is column else table.set_column(i, field, cells)
-    return table
-
-
 def _infer_type(
     name: str, column: Column, kind: str | None, number_format: NumberFormat
 ) -> tuple[str | pa.Field, Column]:
+    """Convert a column's texts to numbers if possible, and return its name or field, and cells."""
     texts = column.unique().drop_null().to_pylist()
     numbers, thousands = number_format.parse(texts), number_format.style.thousands
     is_complete = len(numbers) == len(texts)
