@@ -131,13 +131,7 @@ def _declare_categories(table: pa.Table) -> pa.Table:
 
 
 def column_names(table: pa.Table, used_names: set[str | None]) -> list[str]:
-    """Return the column names, excluding an unused, unnamed pandas index.
-
-    The index is the first or last column.
-
-    Raises:
-        InvalidInput: if a name is missing or repeated.
-    """
+    """Return the column names, without an unused, unnamed pandas index at either end."""
     names = list(table.column_names)
     for name in (names[0], names[-1]) if names else ():
         if INDEX_NAMES.fullmatch(name) and name not in used_names and (name or names[0] == name):

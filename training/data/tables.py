@@ -136,13 +136,13 @@ def make_table_dataset(
             log.info("ignoring %s, because the model reads only %r", names, section.text)
         features = [texts.spec.column]
         kinds |= {texts.spec.column: "text"}
-    rows = {
-        name: read_column(table, name, kinds.get(name), section.date_format) for name in features
-    }
     values, index = _read_target(table, section.target, recipe.task)
     split_keys = _keys(table, section, values, index)
     targets = _targets(values, section, split_keys)
-    rows = {name: column.take(index) for name, column in rows.items()}
+    rows = {
+        name: read_column(table, name, kinds.get(name), section.date_format).take(index)
+        for name in features
+    }
     if texts is None:
         data = encode_table(rows, targets, split_sizes(recipe), version_columns, split_keys)
     else:
