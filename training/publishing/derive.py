@@ -7,6 +7,7 @@ because ONNX has no sparse product. All biases remain.
 """
 
 import copy
+import math
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from training.data.rows import class_shares
 from training.data.targets import transform_splits
 from training.fit import Fitted, temper
 from training.networks.networks import DrawnNetwork
-from training.publishing.baselines import check_constant
+from training.publishing.baselines import CLEAR_ERRORS, LOG_LIKELIHOOD, check_constant
 from training.publishing.draft import Draft, Exported, HeldOut, draft_version, publish_draft
 from training.publishing.publish import assemble
 from training.recipe import override
@@ -87,7 +88,14 @@ def prune_version(
         bytes=sum(len(files[file]) for file in (*GRAPHS, WEIGHTS)),
     )
     provenance = Provenance.of(draft.description).model_copy(update={"pruned": pruned})
-    description = draft.description.model_copy(update={"training": provenance.content()})
+    figure, before = draft.figures[LOG_LIKELIHOOD], parent.manifest.quality[LOG_LIKELIHOOD]
+    warnings = draft.description.warnings
+    if before - figure.value > CLEAR_ERRORS * figure.row_values.std() / math.sqrt(figure.rows):
+        loss = f"a log-likelihood of {figure.value:.4g} nats per test row, compared with"
+        warnings += (f"{loss} {before:.4g} before pruning",)
+        log.warning("%s", warnings[-1])
+    update = {"training": provenance.content(), "warnings": warnings}
+    description = draft.description.model_copy(update=update)
     return publish_draft(store, name, Draft(description, draft.files)), pruned
 
 

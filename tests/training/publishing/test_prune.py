@@ -157,6 +157,15 @@ def test_three_quarters_of_the_weights_hardly_matter_and_the_manifest_says_what_
     assert small.training["data_digest"] == full.training["data_digest"]
 
 
+def test_a_version_that_lost_by_pruning_says_so(folder):
+    with working_in(folder):
+        assert main(["prune", "bayes", "--fraction", "0.97", "--as", "less"]) == 0
+    store = ModelStore(folder / "models")
+    small, large = (store.manifest(name, "1").warnings for name in ("small", "less"))
+    assert not any("before pruning" in message for message in small)
+    assert sum("before pruning" in message for message in large) == 1
+
+
 def test_the_published_weights_are_the_parent_s(folder):
     from safetensors.numpy import load_file
 
