@@ -101,10 +101,7 @@ class DrawnMethod(Method):
 
 
 class RealNVP(DrawnMethod):
-    """A coupling flow over the layers' scales (Krueger et al. 2017).
-
-    Layers are weight-normalised.
-    """
+    """A coupling flow over the scales of weight-normalised layers (Krueger et al. 2017)."""
 
     name = "bhn-realnvp"
     is_variational = True

@@ -166,10 +166,7 @@ def standardisation(
 
 
 def initialise(model: BayesianModel, x: Float[Tensor, "N I"], standardise: bool = True) -> None:
-    """Initialise standardisation and theta from a batch of rows.
-
-    Salimans and Kingma 2016, section 3.
-    """
+    """Initialise standardisation and theta from rows (Salimans and Kingma 2016, section 3)."""
     start = model.network.initialise(x, standardise)
     if start is not None:
         model.posterior.start_at(start)

@@ -84,10 +84,7 @@ class _MixtureKL(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class ScaleMixturePrior:
-    """The scale mixture prior pi N(0, std_1^2) + (1 - pi) N(0, std_2^2).
-
-    See Blundell et al. 2015, equation 7.
-    """
+    """The prior pi N(0, std_1^2) + (1 - pi) N(0, std_2^2) (Blundell et al. 2015, equation 7)."""
 
     pi: float
     std_1: float

@@ -76,10 +76,7 @@ def _with_gradient(
 
 
 def split_r_hat(values: Float[Tensor, "M K ..."]) -> Float[Tensor, "..."]:
-    """Compute split R-hat; values near 1 indicate convergence.
-
-    Gelman et al. 2013, equation 11.4.
-    """
+    """Compute split R-hat, which is near 1 if chains agree (Gelman et al. 2013, equation 11.4)."""
     half = len(values) // 2
     halves = torch.cat([values[:half], values[half : 2 * half]], dim=1)
     within = halves.var(dim=0).mean(dim=0)

@@ -12,9 +12,6 @@ def eigh(matrix: Float64[Tensor, "D D"]) -> tuple[Float64[Tensor, "D"], Float64[
 
     LAPACK's divide and conquer can fail if many eigenvalues are equal or tiny. The matrix is
     therefore scaled, with a singular value decomposition as the fallback.
-
-    Raises:
-        LinAlgError: if the matrix is not finite, or both decompositions fail.
     """
     if not matrix.isfinite().all():
         raise LinAlgError("the matrix contains infinity or NaN")

@@ -233,10 +233,6 @@ def parity(
     * density scores: the larger of the score and the detector's mean
     * terms of density scores: their sum over the row
     * means of a regression: the target's standard deviation
-
-    Raises:
-        ParityError: if a difference exceeds `PARITY_TOLERANCE`, or if a row's bits depend on the
-            batch.
     """
     if joint is not None and joint is not model:
         parity(joint, network.replace(joint), runtime.joint, rows)

@@ -173,8 +173,6 @@ def sample_last_layer(
         log p(u | data) = times sum_n log p(y_n | x_n, theta) - |theta|^2 / (2 prior_std^2)
 
     where `spread` comes from the Laplace approximation, so u is nearly N(0, I).
-
-    `prior_std` is the prior's, and `times` the factor of a tempered log-likelihood.
     """
     posterior, (x, y) = model.posterior, train
     assert isinstance(posterior, SampledPosterior)

@@ -27,10 +27,7 @@ def mlp(
 
 
 def papers_cnn(shape: Sequence[int], outputs: int) -> nn.Sequential:
-    """Build the CNN from Krueger et al. 2017.
-
-    It has four 3x3 convolutions, 2x2 pooling after the second and fourth, and a dense layer.
-    """
+    """Build the CNN from Krueger et al. 2017."""
     channels, height, width = shape
     layers: list[nn.Module] = []
     for inputs, filters in ((channels, 64), (64, 128)):
@@ -41,11 +38,7 @@ def papers_cnn(shape: Sequence[int], outputs: int) -> nn.Sequential:
 
 
 def gal_cnn(shape: Sequence[int], outputs: int) -> nn.Sequential:
-    """Build the CNN from Gal et al. 2017.
-
-    It has two 4x4 convolutions with 32 filters, pooling, a dense layer with 128 units, and two
-    dropouts.
-    """
+    """Build the CNN from Gal et al. 2017."""
     channels, height, width = shape
     units = 32 * ((height - 6) // 2) * ((width - 6) // 2)
     convolutions = [nn.Conv2d(channels, 32, 4), nn.ReLU(), nn.Conv2d(32, 32, 4), nn.ReLU()]

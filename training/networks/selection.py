@@ -60,10 +60,7 @@ def _match(layers: Iterable[str], pattern: str, field: str, expected: str) -> li
 
 
 def is_named(name: str, patterns: Sequence[str] | None) -> bool:
-    """Check whether a pattern matches a layer or one of its parents.
-
-    If `patterns` is None, every layer matches.
-    """
+    """Check whether a pattern matches a layer or one of its parents; None matches every layer."""
     if patterns is None:
         return True
     parts = name.split(".")

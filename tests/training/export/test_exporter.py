@@ -43,7 +43,7 @@ def get_graphs(method: str, seed: int) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    "method", [m if m == "mvn" else pytest.param(m, marks=pytest.mark.slow) for m in METHODS]
+    "method", [m if m == "dropout" else pytest.param(m, marks=pytest.mark.slow) for m in METHODS]
 )
 def test_a_kept_graph_with_other_weights_has_the_bytes_of_a_new_one(method, monkeypatch):
     first = get_graphs(method, 0)

@@ -135,7 +135,10 @@ class Case:
         self.gradients = self.gradients_of_a_step()
         if isinstance(self.recipe.posterior, Laplace):
             rows = (self.x, self.y)
-            fit_laplace(self.model, self.recipe.posterior, rows, rows, 0, 6)
+            with pytest.MonkeyPatch.context() as changes:  # short chains
+                changes.setattr("training.fitting.laplace.WARM_UP", 20)
+                changes.setattr("training.fitting.laplace.DRAWS", 20)
+                fit_laplace(self.model, self.recipe.posterior, rows, rows, 0, 6)
         self.model.eval()
         fold(self.model)
         every_detector = (method, network) == (
