@@ -93,7 +93,6 @@ class Run:
         """
         self.recipe = recipe
         self.parent = parent
-        self.shape = tuple(shape)
         self.folder = folder
         self.checkpoint = folder / CHECKPOINT
         self.device = device
