@@ -23,6 +23,7 @@ class Network(nn.Module):
     std: Tensor
     theta_dimension: int
     is_paired: bool  # draws can differ by row
+    draws_one_by_one = False  # in predictions, so that torch's own convolutions can be used
 
     def __init__(self, shape: Sequence[int], takes_ids: bool = False) -> None:
         super().__init__()
@@ -31,11 +32,6 @@ class Network(nn.Module):
         self.frozen: list[nn.Module] = []  # layers whose weights and statistics stay unchanged
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("std", torch.ones(()))
-
-    @property
-    def draws_one_by_one(self) -> bool:
-        """Whether to predict one draw at a time, so that torch's own convolutions can be used."""
-        return False
 
     def forward(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]

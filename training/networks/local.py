@@ -61,7 +61,7 @@ def localise(model: BayesianModel, x: Num[Tensor, "N I"]) -> BayesianModel:
         setattr(local.get_submodule(parent), last, LocalLayer(moments, units, layer.context))
     local.slots = [context.slot for context in local.contexts]
     local.theta_dimension = sum(slot.size for slot in local.slots)
-    local.is_paired = True
+    local.is_paired, local.draws_one_by_one = True, False
     posterior = NoisePosterior(local.theta_dimension, ROW_NOISE)
     return BayesianModel(local, posterior, model.likelihood).eval()
 

@@ -104,6 +104,7 @@ class DrawnNetwork(Network):
         self.is_trained = is_trained
         self.forward_context = ForwardContext()
         self.is_paired = stochastic.kind in ("scales", "masks")
+        self.draws_one_by_one = not self.is_paired
         self.folded = stochastic.kind == "hypernet" or not _is_chain(module)
         self.shares_input = True
         self.contexts: list[LayerContext] = []
@@ -201,10 +202,6 @@ class DrawnNetwork(Network):
         for name, buffer in self.module.named_buffers():
             buffer.copy_(statistics[name])
         return torch.cat([start[slot.name] for slot in self.slots])
-
-    @property
-    def draws_one_by_one(self) -> bool:
-        return not self.is_paired
 
     def get_layers(self, kind: type[Layer]) -> list[Layer]:
         """Return all random layers of a given class, in their order in theta."""
