@@ -67,7 +67,7 @@ def check_beta(beta: float | None, acquisition: str, task: Task) -> float:
     """Check and return the exponent of the sampling weights. The default is 1.
 
     Raises:
-        InvalidInput: if the acquisition has no exponent, or it is out of bounds.
+        InvalidInput: if the acquisition has no exponent.
     """
     if beta is None:
         return 1.0
@@ -75,8 +75,6 @@ def check_beta(beta: float | None, acquisition: str, task: Task) -> float:
     if acquisition not in supported:
         expected = f"the acquisition {supported[0]}" if supported else f"no beta for a {task}"
         raise InvalidInput("beta", expected, repr(acquisition))
-    if not MIN_BETA <= beta <= MAX_BETA:
-        raise InvalidInput("beta", f"a number from {MIN_BETA:g} to {MAX_BETA:g}", f"{beta:g}")
     return beta
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import mkdtemp, mkstemp
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -36,12 +36,6 @@ DRAFT = ".draft-"
 class SavedListing(BaseModel):
     versions: dict[Name, list[Annotated[int, Field(ge=1)]]]
     aliases: dict[Name, dict[str, str]]
-
-
-class Copy(NamedTuple):
-    last_used: int  # nanoseconds
-    size: int  # bytes
-    folder: Path
 
 
 class Cache:
@@ -201,25 +195,19 @@ class Cache:
 
     def _make_room(self, needed: int) -> None:
         """Delete unlocked copies until `needed` bytes are free. Otherwise raise StoreError."""
-        copies = sorted(self._copies(), key=lambda copy: copy.last_used)
-        total = sum(copy.size for copy in [*copies, *self._copies(f"{DRAFT}*")])
-        for copy in copies:
+        total = folder_bytes(self.root)
+        # A lease sets the time of its copy's folder.
+        for copy in sorted(self.root.glob("*/[1-9]*"), key=lambda path: path.stat().st_mtime_ns):
             if total + needed <= self.max_bytes:
                 return
-            if self._delete(copy.folder):
-                total -= copy.size
+            size = folder_bytes(copy)
+            if self._delete(copy):
+                total -= size
         if total + needed > self.max_bytes:
             raise StoreError(
                 f"DUBITO_CACHE_BYTES: expected room for {needed} bytes of a version, got "
                 f"{self.max_bytes} bytes of which {total} are in use"
             )
-
-    def _copies(self, pattern: str = "[1-9]*") -> list[Copy]:
-        copies = []
-        for folder in self.root.glob(f"*/{pattern}"):
-            with suppress(OSError):
-                copies.append(Copy(folder.stat().st_mtime_ns, folder_bytes(folder), folder))
-        return copies
 
     def _delete(self, folder: Path, even_locked: bool = False) -> bool:
         """Delete a copy. Return False if it is locked by a reader."""

@@ -351,12 +351,8 @@ class ModelStore:
                 expected = f"one that {LATEST} does not name: move {LATEST} first"
                 raise InvalidInput("version", expected, f"version {aliases[LATEST]}")
             if removed_aliases and not force:
-                model = "" if version else f"all of {name}: "
-                verb = "name" if len(removed_aliases) > 1 else "names"
                 expected = "one that no alias names (--force deletes others too)"
-                received = (
-                    f"{model}version {', '.join(deleted)}; {', '.join(removed_aliases)} {verb} it"
-                )
+                received = f"{', '.join(deleted)} with the aliases {', '.join(removed_aliases)}"
                 raise InvalidInput("version", expected, received)
             if deleted == versions[-len(deleted) :]:
                 highest = int(deleted[-1])
