@@ -16,7 +16,7 @@ from jaxtyping import Float32, Float64, Int64
 from experiments.active.learner import Learner
 from experiments.active.protocol import ActiveStream, Arm, End, Protocol
 from experiments.active.rounds import Curves, Record, Round, has_ended
-from model_store.acquisition.ranking import Choice, Lap, Pool, Scored, rank_pool_sync
+from model_store.acquisition.ranking import Choice, Pool, Scored, rank_pool_sync
 from model_store.errors import InvalidInput
 from model_store.scores.joint import BatchBald, Candidates
 from model_store.scores.tasks import PREDICTIVES, AnyScores, race_scores
@@ -168,8 +168,8 @@ class LearnerPool(Pool):
         parts = self._scored(rows, self._choice.num_samples, with_errors)
         return np.concatenate([self._predictive.acquisition(part, name) for part in parts])
 
-    async def score_lap(self, lap: Lap) -> Scored:
-        scored = self._scored(lap.rows, lap.num_draws, True)
+    async def scores_with_errors(self, rows: Index, num_draws: int) -> Scored:
+        scored = self._scored(rows, num_draws, True)
         name = self._predictive.acquisition_scores[self._choice.acquisition]
         parts = [race_scores(part, name) for part in scored]
         scores, errors = (np.concatenate(column) for column in zip(*parts, strict=True))

@@ -5,7 +5,7 @@ A `Pool` scores its rows: by the engine within a request, from a file, or by a n
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import NormalDist
@@ -30,14 +30,6 @@ MIN_RACE_DRAWS = 10  # for a reliable standard error
 REFERENCES = 3  # times k rows with all draws in each stage
 MIN_NEIGHBOURS, NEIGHBOUR_PARTS = 20, 40  # rows, or rows / 40, to smooth errors
 DROPPED_SCORE = float(np.finfo(np.float64).min)
-
-
-@dataclass(frozen=True, eq=False)
-class Lap:
-    """A request, made by a race, for row scores and standard errors at a draw count."""
-
-    rows: Int64[np.ndarray, "n"]
-    num_draws: int
 
 
 Scored = tuple[Float64[np.ndarray, "n"], Float64[np.ndarray, "n"]]
@@ -103,7 +95,7 @@ class Pool(ABC):
     async def scores(self) -> Float64[np.ndarray, "N"]:
         raise NotImplementedError
 
-    async def score_lap(self, lap: Lap) -> Scored:
+    async def scores_with_errors(self, rows: Int64[np.ndarray, "n"], num_draws: int) -> Scored:
         raise NotImplementedError
 
     @abstractmethod
@@ -131,8 +123,8 @@ async def rank_pool(pool: Pool, choice: Choice) -> Ranked:
     if k == 0 or len(pool.ids) == 0:
         return Ranked([])
     scores = finalists = None
-    if stages and choice.race is not None:
-        scores, finalists = await _race(pool, choice, stages, choice.race)
+    if stages:
+        scores, finalists = await race(pool, choice, stages)
     elif name in predictive.joint_acquisitions:
         rows, candidates = await pool.candidates()
         joint = BatchBald(candidates, choice.num_samples, pool.seed)
@@ -159,22 +151,6 @@ def rank_pool_sync(pool: Pool, choice: Choice) -> Ranked:
     raise RuntimeError("a method of the pool waited")
 
 
-async def _race(
-    pool: Pool, choice: Choice, stages: tuple[int, ...], probability: float
-) -> tuple[Float64[np.ndarray, "N"], int]:
-    laps = race(len(pool.ids), choice.k, stages, choice.num_samples, probability)
-    lap = next(laps)
-    while True:
-        scored = await pool.score_lap(lap)
-        try:
-            lap = laps.send(scored)
-        except StopIteration as end:
-            raced, finalists = end.value
-            is_known = raced > DROPPED_SCORE
-            raced[is_known] = PREDICTIVES[choice.task].ranking_scores(raced[is_known])
-            return raced, finalists
-
-
 def race_stages(
     probability: float | None, name: str, task: Task, num_samples: int
 ) -> tuple[int, ...]:
@@ -191,9 +167,9 @@ def race_stages(
     return tuple(n for n in (num_samples // part for part in RACE_PARTS) if n >= MIN_RACE_DRAWS)
 
 
-def race(
-    rows: int, k: int, stages: tuple[int, ...], num_samples: int, probability: float
-) -> Generator[Lap, Scored, tuple[Float64[np.ndarray, "N"], int]]:
+async def race(
+    pool: Pool, choice: Choice, stages: tuple[int, ...]
+) -> tuple[Float64[np.ndarray, "N"], int]:
     """Find the k rows with the highest scores without computing all draws for every row.
 
     After each stage, the best rows are scored with all draws. A row is dropped if its upper bound
@@ -211,28 +187,31 @@ def race(
     Raises:
         InvalidInput: for a row that the model cannot score.
     """
-    remaining, scores = np.arange(rows), np.full(rows, DROPPED_SCORE)
-    is_scored = np.zeros(rows, dtype=bool)
+    assert choice.race is not None
+    num_rows, k, num_samples = len(pool.ids), choice.k, choice.num_samples
+    remaining, scores = np.arange(num_rows), np.full(num_rows, DROPPED_SCORE)
+    is_scored = np.zeros(num_rows, dtype=bool)
 
-    def complete(rows: Int64[np.ndarray, "n"]) -> Generator[Lap, Scored, None]:
+    async def complete(rows: Int64[np.ndarray, "n"]) -> None:
         new = np.sort(rows[~is_scored[rows]])
         if len(new):
-            scores[new], _ = yield Lap(new, num_samples)
+            scores[new], _ = await pool.scores_with_errors(new, num_samples)
             is_scored[new] = True
 
     for n in stages:
         if len(remaining) == 0:  # the rows with all draws have won
             break
-        first_scores, errors = yield Lap(remaining, n)
+        first_scores, errors = await pool.scores_with_errors(remaining, n)
         check_computed(first_scores, "pool", remaining)
         errors = _smooth_errors(first_scores, errors)
         order = np.argsort(-first_scores, kind="stable")
-        yield from complete(remaining[order[: REFERENCES * k]])
-        quantile = student_quantile(n - 1, probability / (rows * len(stages)))
+        await complete(remaining[order[: REFERENCES * k]])
+        quantile = student_quantile(n - 1, choice.race / (num_rows * len(stages)))
         bounds = first_scores + quantile * np.sqrt(1.0 - n / num_samples) * errors
         remaining = remaining[bounds >= np.sort(scores[is_scored])[-k:][0]]
-    yield from complete(remaining)
+    await complete(remaining)
     check_computed(scores[is_scored], "pool", np.flatnonzero(is_scored))
+    scores[is_scored] = PREDICTIVES[choice.task].ranking_scores(scores[is_scored])
     return scores, int(is_scored.sum())
 
 

@@ -30,7 +30,6 @@ from model_store.acquisition.choice import (
 )
 from model_store.acquisition.ranking import (
     Choice,
-    Lap,
     Pool,
     Ranked,
     Scored,
@@ -312,18 +311,20 @@ class JobPool(Pool):
     async def scores(self) -> Float64[np.ndarray, "N"]:
         return np.array(self._all_columns["score"])
 
-    async def score_lap(self, lap: Lap) -> Scored:
-        columns = self._fill(lap, is_race=True)
+    async def scores_with_errors(self, rows: Int64[np.ndarray, "n"], num_draws: int) -> Scored:
+        columns = self._fill(rows, num_draws, is_race=True)
         return np.array(columns["score"]), np.array(columns["error"])
 
     @cached_property
     def _all_columns(self) -> dict[str, np.ndarray]:
-        return self._fill(Lap(np.arange(len(self._rows)), self._choice.num_samples), is_race=False)
+        return self._fill(np.arange(len(self._rows)), self._choice.num_samples, is_race=False)
 
-    def _fill(self, lap: Lap, is_race: bool) -> dict[str, np.ndarray]:
+    def _fill(
+        self, rows: Int64[np.ndarray, "n"], num_draws: int, is_race: bool
+    ) -> dict[str, np.ndarray]:
         """Compute scores, and standard errors for a race."""
         job, request = self._job, self._job.request
-        rows, num_draws = self._rows[lap.rows], lap.num_draws
+        rows = self._rows[rows]
         draws = job.computation.draws(num_draws)
         job.work = max(job.work, job.finished_work + len(rows) * num_draws)
 

@@ -15,7 +15,7 @@ from model_store.acquisition.choice import (
     id_hashes,
     max_joint_candidates,
 )
-from model_store.acquisition.ranking import Choice, Lap, Pool, PoolScorer, Ranked, Scored
+from model_store.acquisition.ranking import Choice, Pool, PoolScorer, Ranked, Scored
 from model_store.artifacts.manifest import Manifest
 from model_store.conformal.mondrian import UNKNOWN
 from model_store.errors import InvalidInput
@@ -139,12 +139,12 @@ class EnginePool(Pool):
     async def scores(self) -> Float64[np.ndarray, "N"]:
         return (await self._score(self.work)).scores
 
-    async def score_lap(self, lap: Lap) -> Scored:
+    async def scores_with_errors(self, rows: Int64[np.ndarray, "n"], num_draws: int) -> Scored:
         reservation = self.work.context.reservation
         size = reservation.used_bytes
-        reservation.reserve(self.work.x[:1].nbytes * len(lap.rows), "pool")
-        x = await self.run(partial(np.take, self.work.x, lap.rows, axis=0))
-        race_work = replace(self.work, x=x, num_samples=lap.num_draws, is_race=True)
+        reservation.reserve(self.work.x[:1].nbytes * len(rows), "pool")
+        x = await self.run(partial(np.take, self.work.x, rows, axis=0))
+        race_work = replace(self.work, x=x, num_samples=num_draws, is_race=True)
         race_work = await self._score(race_work)
         reservation.shrink(size)
         return race_work.scores, race_work.errors

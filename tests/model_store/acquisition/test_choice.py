@@ -1,3 +1,4 @@
+import asyncio
 from dataclasses import replace
 from hashlib import blake2b
 
@@ -129,22 +130,42 @@ def test_a_choice_from_the_rows_that_gain_most_alone_is_that_from_all(seed):
     assert chosen(enough)[0] == rows
 
 
+class ScriptedPool(Pool):
+    """A pool that records what is requested and returns the answers in turn."""
+
+    def __init__(self, rows, answers):
+        self.ids, self.answers, self.requests = range(rows), iter(answers), []
+
+    async def scores_with_errors(self, rows, num_draws):
+        self.requests.append((rows.tolist(), num_draws))
+        return next(self.answers, (np.zeros(len(rows)), None))
+
+    async def candidates(self):
+        raise NotImplementedError
+
+
+class MeansPool(ScriptedPool):
+    """A pool whose scores are means of draws (K, N)."""
+
+    def __init__(self, draws):
+        super().__init__(draws.shape[1], ())
+        self.draws, self.work = draws, 0
+
+    async def scores_with_errors(self, rows, num_draws):
+        self.work += len(rows) * num_draws
+        assert (np.diff(rows) > 0).all()
+        part = self.draws[:num_draws, rows]
+        return part.mean(axis=0), part.std(axis=0, ddof=1) / np.sqrt(num_draws)
+
+
+def run_race(pool, k, stages, num_samples, probability):
+    choice = Choice("classification", "bald", k, num_samples, probability)
+    return asyncio.run(race(pool, choice, stages))
+
+
 def raced(draws, k, stages, probability):
-    laps = race(draws.shape[1], k, stages, len(draws), probability)
-    lap, looked = next(laps), 0
-    while True:
-        looked += len(lap.rows) * lap.num_draws
-        assert (np.diff(lap.rows) > 0).all()
-        message = draws[: lap.num_draws, lap.rows]
-        errors = (
-            None
-            if lap.num_draws == len(draws)
-            else message.std(axis=0, ddof=1) / np.sqrt(lap.num_draws)
-        )
-        try:
-            lap = laps.send((message.mean(axis=0), errors))
-        except StopIteration as ended:
-            return ended.value, looked
+    pool = MeansPool(draws)
+    return run_race(pool, k, stages, len(draws), probability), pool.work
 
 
 def test_a_race_finds_the_best_of_all_draws_and_looks_at_few_of_the_others():
@@ -166,35 +187,28 @@ def test_a_race_finds_the_best_of_all_draws_and_looks_at_few_of_the_others():
 
 def test_a_row_stays_in_a_race_as_long_as_its_bound_is_not_below_k_scores_of_all_draws():
     """Student's t of 9 degrees is exceeded with probability .01 / 8 above 4.15."""
-    laps = race(8, 1, (10,), 100, 0.01)
-    lap = next(laps)
-    assert (lap.rows.tolist(), lap.num_draws) == (list(range(8)), 10)
     actual = np.array([1.0, 0.9, 0.8, 0.7, 0.1, 0.5, 0.55, 0.6])
     errors = np.full(8, 0.1)  # 4.15 * sqrt(.9) * .1 = .393
-    lap = laps.send((actual, errors))
-    assert (lap.rows.tolist(), lap.num_draws) == ([0, 1, 2], 100)  # the best so far
-    lap = laps.send((np.array([0.91, 0.94, 0.5]), None))
-    assert (lap.rows.tolist(), lap.num_draws) == (
-        [3, 6, 7],
-        100,
-    )  # .55 + .393 is above .94, .5 + .393 below
-    with pytest.raises(StopIteration) as ended:
-        laps.send((np.array([0.95, 0.1, 0.2]), None))
-    scores, finalists = ended.value.value
+    full = np.array([0.91, 0.94, 0.5]), np.array([0.95, 0.1, 0.2])
+    pool = ScriptedPool(8, [(actual, errors), (full[0], None), (full[1], None)])
+    scores, finalists = run_race(pool, 1, (10,), 100, 0.01)
+    first, best, rest = pool.requests
+    assert first == (list(range(8)), 10)
+    assert best == ([0, 1, 2], 100)
+    assert rest == ([3, 6, 7], 100)  # .55 + .393 is above .94, .5 + .393 below
     assert scores.tolist() == [0.91, 0.94, 0.5, 0.95, DROPPED_SCORE, DROPPED_SCORE, 0.1, 0.2]
     assert finalists == 6
 
 
 def test_a_row_whose_few_draws_agree_is_as_uncertain_as_rows_like_it():
-    laps = race(60, 1, (10,), 100, 0.05)
-    next(laps)
     actual, errors = np.linspace(0.0, 1.0, 60), np.full(60, 0.1)
     errors[50] = 0.0
-    first = laps.send((actual, errors))
-    assert 50 not in first.rows
-    second = laps.send((np.array([0.9, 0.95, 1.0]), None))
-    assert 50 in second.rows
-    assert 0 not in second.rows
+    pool = ScriptedPool(60, [(actual, errors), (np.array([0.9, 0.95, 1.0]), None)])
+    run_race(pool, 1, (10,), 100, 0.05)
+    _, (best, _), (rest, _) = pool.requests
+    assert 50 not in best
+    assert 50 in rest
+    assert 0 not in rest
 
 
 class DrawnPool(Pool):
@@ -207,8 +221,8 @@ class DrawnPool(Pool):
     async def scores(self):
         return self.predictive.acquisition(self.scored(self.outputs), "variance")
 
-    async def score_lap(self, lap):
-        return race_scores(self.scored(self.outputs[: lap.num_draws, lap.rows]), "std")
+    async def scores_with_errors(self, rows, num_draws):
+        return race_scores(self.scored(self.outputs[:num_draws, rows]), "std")
 
     def scored(self, outputs):
         return self.predictive.scores(self.predictive.sums(outputs))
@@ -237,10 +251,9 @@ def test_a_race_does_not_depend_on_the_unit_of_the_target(unit):
 def test_all_rows_take_all_draws_where_k_is_as_many_and_one_without_a_score_is_named():
     (_, finalists), _ = raced(np.random.default_rng(0).normal(size=(40, 6)), 9, (10,), 0.05)
     assert finalists == 6
-    laps = race(3, 1, (10,), 100, 0.05)
-    next(laps)
+    pool = ScriptedPool(3, [(np.array([1.0, np.nan, 0.0]), np.zeros(3))])
     with pytest.raises(InvalidInput, match=r"pool\.1"):
-        laps.send((np.array([1.0, np.nan, 0.0]), np.zeros(3)))
+        run_race(pool, 1, (10,), 100, 0.05)
 
 
 @pytest.mark.parametrize("degrees", [9, 24, 99])
