@@ -4,6 +4,7 @@ All random numbers depend only on the seed and the round, so a killed simulation
 same results. Arms with the same seed share the initial labels and the random order of candidates.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from jaxtyping import Float32, Float64, Int64
 from experiments.active.learner import Learner
 from experiments.active.protocol import ActiveStream, Arm, End, Protocol
 from experiments.active.rounds import Curves, Record, Round, has_ended
-from model_store.acquisition.ranking import Choice, Pool, Scored, rank_pool_sync
+from model_store.acquisition.ranking import Choice, Pool, Scored, rank_pool
 from model_store.errors import InvalidInput
 from model_store.scores.joint import BatchBald, Candidates
 from model_store.scores.tasks import PREDICTIVES, AnyScores, race_scores
@@ -152,7 +153,7 @@ def choose(predict: Predict, ids: Sequence[str], choice: Choice, seed: int) -> I
 
     Ids and the seed break ties.
     """
-    ranked = rank_pool_sync(LearnerPool(predict, ids, choice, seed), choice)
+    ranked = asyncio.run(rank_pool(LearnerPool(predict, ids, choice, seed), choice))
     return np.array([row["index"] for row in ranked.rows], dtype=np.int64)
 
 

@@ -141,16 +141,6 @@ async def rank_pool(pool: Pool, choice: Choice) -> Ranked:
     return Ranked(await pool.run(by_score), finalists)
 
 
-def rank_pool_sync(pool: Pool, choice: Choice) -> Ranked:
-    """Run `rank_pool` synchronously. The pool's methods must never wait."""
-    try:
-        rank_pool(pool, choice).send(None)
-    except StopIteration as end:
-        ranked: Ranked = end.value
-        return ranked
-    raise RuntimeError("a method of the pool waited")
-
-
 def race_stages(
     probability: float | None, name: str, task: Task, num_samples: int
 ) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ It runs at the lowest priority and ends with its parent. Results are synced to d
 restarted job resumes after the last synced row.
 """
 
+import asyncio
 import json
 import os
 import signal
@@ -31,9 +32,8 @@ from model_store.acquisition.choice import (
 from model_store.acquisition.ranking import (
     Choice,
     Pool,
-    Ranked,
     Scored,
-    rank_pool_sync,
+    rank_pool,
 )
 from model_store.artifacts.disk import sync_folder
 from model_store.artifacts.store import open_store
@@ -264,7 +264,7 @@ def acquire(job: JobRows, database: Database) -> str:
     )
     ranked_ids = [ids[i] for i in selection.ranked.tolist()]
     pool = JobPool(job, selection.ranked, ranked_ids, choice)
-    ranked: Ranked = rank_pool_sync(pool, choice)
+    ranked = asyncio.run(rank_pool(pool, choice))
     rows = answer_rows(ranked, selection, ids)
     if request.keep:
         _store_acquired(job, rows, database)

@@ -19,7 +19,7 @@ from model_store.acquisition.ranking import (
     Pool,
     race,
     race_stages,
-    rank_pool_sync,
+    rank_pool,
     student_quantile,
 )
 from model_store.errors import InvalidInput
@@ -238,13 +238,11 @@ def test_a_race_does_not_depend_on_the_unit_of_the_target(unit):
     outputs[..., 0] *= unit
     outputs[..., 1] += 2.0 * np.log(unit)
     pool, choice = DrawnPool(outputs), Choice("regression", "variance", 10, 100)
-    raced = rank_pool_sync(pool, replace(choice, race=0.05))
-    assert raced.rows == rank_pool_sync(pool, choice).rows
+    raced = asyncio.run(rank_pool(pool, replace(choice, race=0.05)))
+    assert raced.rows == asyncio.run(rank_pool(pool, choice)).rows
     of_unit_one = np.stack([outputs[..., 0] / unit, outputs[..., 1] - 2.0 * np.log(unit)], -1)
-    assert (
-        raced.finalists
-        == rank_pool_sync(DrawnPool(of_unit_one), replace(choice, race=0.05)).finalists
-    )
+    again = asyncio.run(rank_pool(DrawnPool(of_unit_one), replace(choice, race=0.05)))
+    assert raced.finalists == again.finalists
     assert raced.finalists < 100
 
 
