@@ -198,12 +198,9 @@ class Bucket:
             if is_old and not listing.is_complete(folder):
                 self.objects.delete(paths)
 
-    def create(self, name: str, files_for: Callable[[int], Files]) -> int:
-        while True:
-            listing = Listing(self.objects.entries(name))
-            number = max([self._highest_used(name, listing), *listing.claimed.get(name, ())]) + 1
-            if self._create(f"{name}/{number}", files_for(number)):
-                return number
+    def next_number(self, name: str) -> int:
+        listing = Listing(self.objects.entries(name))
+        return max([self._highest_used(name, listing), *listing.claimed.get(name, ())]) + 1
 
     def _highest_used(self, name: str, listing: "Listing") -> int:
         """Return the highest version number ever used, including deleted versions.
@@ -214,16 +211,16 @@ class Bucket:
         deleted = version_number(self.read_alias(name, LAST_DELETED))
         return max([deleted, *listing.numbers.get(name, ())])
 
-    def _create(self, path: str, files: Files) -> bool:
+    def create(self, name: str, number: int, files: Files) -> bool:
         """Claim a version number and write the version's files. Return False if it is taken."""
-        name, _, number = path.partition("/")
+        path = f"{name}/{number}"
         seal_path, seal = f"{path}/{MANIFEST}", files[MANIFEST]
         assert isinstance(seal, bytes)
         new_paths = [f"{path}/{CLAIM}"]
         if not self.objects.create(new_paths[0], uuid.uuid4().hex.encode()):
             return False
         try:
-            if self._highest_used(name, Listing(self.objects.entries(name))) >= int(number):
+            if self._highest_used(name, Listing(self.objects.entries(name))) >= number:
                 return False
             for file, content in files.items():
                 if content is not seal:

@@ -129,16 +129,14 @@ class Folder:
                 shutil.rmtree(leftover, ignore_errors=True)
             yield
 
-    def create(self, name: str, files_for: Callable[[int], Files]) -> int:
-        """Write a version under the next free number and return that number.
-
-        `files_for` returns the files of a number, including the manifest. If another writer takes
-        the number first, it is called again with the next one.
-        """
+    def next_number(self, name: str) -> int:
+        """Return the next version number, which other writers can take in a bucket."""
         deleted = version_number(self.read_alias(name, LAST_DELETED))
-        number = max([deleted, *self.numbers(name)]) + 1
+        return max([deleted, *self.numbers(name)]) + 1
+
+    def create(self, name: str, number: int, files: Files) -> bool:
+        """Write a version. Return False if another writer has taken the number."""
         target = self.root / name / str(number)
-        files = files_for(number)
         draft = Path(mkdtemp(prefix=".draft-", dir=target.parent))
         for file, content in files.items():
             if isinstance(content, bytes):
@@ -149,7 +147,7 @@ class Folder:
         sync_folder(draft)
         draft.rename(target)
         sync_folder(target.parent)
-        return number
+        return True
 
     def read_alias(self, name: str, alias: str) -> str | None:
         """Read an alias or `LAST_DELETED` directly, bypassing a bucket's listing."""

@@ -42,7 +42,6 @@ from model_store.artifacts.signature import (
 from model_store.artifacts.storage import (
     LAST_DELETED,
     MANIFEST,
-    Files,
     Lease,
     check_is_known_name,
     is_name,
@@ -269,9 +268,8 @@ class ModelStore:
         if not set(FILES) <= set(files) <= set(ALL_FILES):
             raise InvalidInput("files", f"{sorted(FILES)}", f"{sorted(files)}")
         specs = {file: file_spec(content) for file, content in files.items()}
-        manifests: dict[int, Manifest] = {}
 
-        def files_for(number: int) -> Files:
+        def describe(number: int) -> Manifest:
             unsigned = Manifest(
                 format_version=FORMAT_VERSION,
                 **description.model_dump(),
@@ -282,11 +280,15 @@ class ModelStore:
                 digest=NO_DIGEST,
             )
             text = manifest_digest(unsigned.model_dump_json(indent=2).encode(), NO_DIGEST)
-            manifest = manifests[number] = unsigned.model_copy(update={"digest": text})
-            return {**files, MANIFEST: manifest.model_dump_json(indent=2).encode()}
+            return unsigned.model_copy(update={"digest": text})
 
         with self.storage.writing(name):
-            number = self.storage.create(name, files_for)
+            is_created = False
+            while not is_created:
+                number = self.storage.next_number(name)
+                manifest = describe(number)
+                seal = manifest.model_dump_json(indent=2).encode()
+                is_created = self.storage.create(name, number, {**files, MANIFEST: seal})
 
             def choose(current: str | None) -> str | None:
                 # Another writer may have published a newer version
@@ -294,7 +296,7 @@ class ModelStore:
                 return None if is_overtaken else str(number)
 
             self.storage.move_alias(name, alias, choose)
-        return manifests[number]
+        return manifest
 
     def sign(self, name: str, version: str, key: "Ed25519PrivateKey") -> None:
         """Verify a version and add a signature to it. Existing signatures are kept."""

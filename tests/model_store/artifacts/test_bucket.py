@@ -102,21 +102,18 @@ def test_a_number_that_was_given_and_taken_back_meanwhile_is_not_given_again(
 ):
     store.publish("m", DESCRIPTION, CONTENT)
     other = server.store(tmp_path / "other")
-    tried = []
-
-    def files_for(number):
-        tried.append(number)
-        if number == 2:
-            other.publish("m", DESCRIPTION, CONTENT, alias="candidate")
-            other.delete("m", "2", force=True)
-        if number == 3:
-            other.publish("m", DESCRIPTION, CONTENT)
-            other.publish("m", DESCRIPTION, CONTENT)
-            other.keep("m", 1)
-        return {**CONTENT, "manifest.json": b"{}"}
-
-    assert store.storage.create("m", files_for) == 5
-    assert tried == [2, 3, 5]
+    files = {**CONTENT, "manifest.json": b"{}"}
+    assert store.storage.next_number("m") == 2
+    other.publish("m", DESCRIPTION, CONTENT, alias="candidate")
+    other.delete("m", "2", force=True)
+    assert not store.storage.create("m", 2, files)
+    assert store.storage.next_number("m") == 3
+    other.publish("m", DESCRIPTION, CONTENT)
+    other.publish("m", DESCRIPTION, CONTENT)
+    other.keep("m", 1)
+    assert not store.storage.create("m", 3, files)
+    assert store.storage.next_number("m") == 5
+    assert store.storage.create("m", 5, files)
     assert store.versions("m") == ["4", "5"]
     assert not [path for path in paths(server) if path.startswith(("m/2/", "m/3/"))]
 
