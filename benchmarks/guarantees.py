@@ -38,6 +38,11 @@ def splits_into(rows: int, parts: int, splits: int, seed: int) -> Iterator[list[
         yield np.array_split(generator.permutation(rows), parts)
 
 
+def _select(detected: DetectorScores, rows: np.ndarray) -> DetectorScores:
+    by_name = {name: scores[:, rows] for name, scores in detected.by_name.items()}
+    return DetectorScores(by_name, detected.labels[:, rows])
+
+
 def flagged_rows(
     model: Model, detected: DetectorScores, split: list[np.ndarray], rate: float
 ) -> Bool[np.ndarray, "N"]:
@@ -47,13 +52,13 @@ def flagged_rows(
     sets = np.ones((1, len(ranking)))  # Flags do not depend on nonconformities.
     calibration = Calibration.fit(
         [1],
-        detected.take(reference),
-        detected.take(ranking),
+        _select(detected, reference),
+        _select(detected, ranking),
         sets,
         names,
         model.manifest.num_labels,
     )
-    tested = detected.take(test)
+    tested = _select(detected, test)
     scores = {name: values[0] for name, values in tested.by_name.items()}
     surprisals = calibration.compute_surprisals(scores, tested.labels[0], 1)
     statistic = flag_statistic(surprisals, model.manifest.detectors.combined)

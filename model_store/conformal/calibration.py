@@ -76,10 +76,6 @@ class DetectorScores:
     by_name: dict[str, Float64[np.ndarray, "J n"]]
     labels: Int64[np.ndarray, "J n"]
 
-    def take(self, rows: Int64[np.ndarray, "m"]) -> "DetectorScores":
-        by_name = {name: scores[:, rows] for name, scores in self.by_name.items()}
-        return DetectorScores(by_name, self.labels[:, rows])
-
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
