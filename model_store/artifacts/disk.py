@@ -98,7 +98,7 @@ def folder_bytes(folder: Path) -> int:
     size = 0
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):  # deleted by another process
-            size += path.stat(follow_symlinks=False).st_size
+            size += 0 if path.is_dir() else path.stat(follow_symlinks=False).st_size
     return size
 
 
