@@ -221,7 +221,7 @@ def test_other_rows_of_ids_are_those_of_arrays(data, tmp_path):
     np.savez(tmp_path / "other.npz", x=np.full((3, 12), VOCABULARY))
     refused(
         lambda: source.rows(data.input, 5, 0),
-        f"other.npz: expected ids: whole numbers from 0 to {VOCABULARY - 1}",
+        f"other.npz.0.0: expected an integer id from 0 to {VOCABULARY - 1}, got {VOCABULARY}",
     )
     refused(
         lambda: OutlierSource.parse("a=images:x", tmp_path).rows(data.input, 5, 0),
