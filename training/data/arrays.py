@@ -7,14 +7,15 @@ import zlib
 from dataclasses import replace
 from io import BufferedIOBase
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from jaxtyping import Float32, UInt8
 
-from model_store.artifacts.manifest import LARGEST_ID, ImageSpec
+from model_store.artifacts.manifest import LARGEST_ID, ImageSpec, InputSpec
 from model_store.errors import InvalidInput
 from model_store.sources.cells import category_text
+from model_store.sources.rows import RowReader
 from training.data.rows import Dataset, Keys, Rows, class_numbers, hold_out
 
 if TYPE_CHECKING:
@@ -79,10 +80,14 @@ def make_array_dataset(arrays: dict[str, np.ndarray], task: str, section: "DataS
     for part in ("train", "test"):
         x_part, y_part = f"x_{part}", f"y_{part}"
         _check_lengths(arrays[x_part], arrays[y_part], x_part, y_part)
+    takes_ids = section.vocabulary is not None
+    largest = section.vocabulary - 1 if isinstance(section.vocabulary, int) else LARGEST_ID
+    dtype: Literal["int32", "float32"] = "int32" if takes_ids else "float32"
     shape, test_shape = arrays["x_train"].shape[1:], arrays["x_test"].shape[1:]
     if test_shape != shape:
         raise InvalidInput("x_test", f"rows of shape {shape} as in x_train", f"{test_shape}")
-    x, x_test = (numbers(arrays[name], names[name]) for name in ("x_train", "x_test"))
+    spec = InputSpec(shape=shape, dtype=dtype, minimum=0.0, maximum=float(largest))
+    x, x_test = (_read(arrays[name], names[name], spec) for name in ("x_train", "x_test"))
     classes: tuple[str, ...] = ()
     if task == "regression":
         y, y_test = (_targets(arrays[name], name) for name in ("y_train", "y_test"))
@@ -90,13 +95,10 @@ def make_array_dataset(arrays: dict[str, np.ndarray], task: str, section: "DataS
         labels, test_labels = (_labels(arrays[name], name) for name in ("y_train", "y_test"))
         y, y_test, classes = class_numbers(labels, test_labels, "y")
     minimum, maximum = float(x.min()), float(x.max())
-    takes_ids = section.vocabulary is not None
     if takes_ids:
-        largest = section.vocabulary - 1 if isinstance(section.vocabulary, int) else None
-        for name in ("x_train", "x_test"):
-            check_ids(arrays[name], names[name], largest)
         minimum = 0.0
-        maximum = max(maximum, float(x_test.max())) if largest is None else float(largest)
+        is_auto = section.vocabulary == "auto"
+        maximum = max(maximum, float(x_test.max())) if is_auto else float(largest)
     rows = Rows(x, y, ids), Rows(x_test, y_test)
     return Dataset(
         *rows, shape, classes, minimum, maximum, takes_ids=takes_ids, is_held_out=is_unsplit
@@ -110,33 +112,19 @@ def _check_lengths(x: np.ndarray, y: np.ndarray, x_name: str, y_name: str) -> No
         raise InvalidInput(y_name, f"shape ({len(x)},), one for each row of {x_name}", f"{y.shape}")
 
 
-def numbers(x: np.ndarray, name: str) -> Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]:
-    if x.dtype.kind not in "fiu":
-        raise InvalidInput(name, "float or integer numbers", f"dtype {x.dtype.str[:20]}")
-    flat = x.reshape(len(x), -1)
-    if x.dtype == np.uint8:
-        return np.ascontiguousarray(flat)
-    with np.errstate(over="ignore"):
-        flat = np.ascontiguousarray(flat, dtype=np.float32)
-    finite = np.isfinite(flat).all(axis=1)
-    if not finite.all():
-        received = f"another number in row {np.argmin(finite)}"
-        raise InvalidInput(name, "finite numbers in float32's range", received)
-    return flat
-
-
-def check_ids(x: np.ndarray, name: str, largest: int | None) -> None:
-    largest = LARGEST_ID if largest is None else largest
-    flat = x.reshape(len(x), -1)
-    is_id = (flat >= 0) & (flat <= largest) & (flat == np.floor(flat))
-    if not is_id.all():
-        n, i = np.argwhere(~is_id)[0]
-        received = f"{flat[n, i]} in row {n}"
-        raise InvalidInput(name, f"ids: whole numbers from 0 to {largest}", received)
+def _read(
+    x: np.ndarray, name: str, spec: InputSpec
+) -> Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]:
+    if x.dtype != np.uint8:
+        return RowReader(spec, name).read(x, 0)
+    if spec.takes_ids:
+        RowReader(spec, name).read(x, 0)  # checks the ids
+    return np.ascontiguousarray(x.reshape(len(x), -1))
 
 
 def _targets(y: np.ndarray, name: str) -> Float32[np.ndarray, "N"]:
-    return numbers(y[:, None], name)[:, 0].astype(np.float32)
+    spec = InputSpec(shape=(1,), minimum=0.0, maximum=1.0)
+    return RowReader(spec, name).read(y[:, None], 0)[:, 0]
 
 
 def _labels(y: np.ndarray, name: str) -> list[str]:

@@ -161,9 +161,9 @@ def test_arrays_of_integers_are_rows_of_ids(tmp_path, dtype):
 @pytest.mark.parametrize(
     ("value", "vocabulary", "says"),
     [
-        (20, 20, "x: expected ids: whole numbers from 0 to 19, got 20"),
-        (-1, "auto", "x: expected ids: whole numbers from 0 to 16777215, got -1"),
-        (1.5, "auto", "got 1.5 in row 3"),
+        (20, 20, "expected an integer id from 0 to 19, got 20"),
+        (-1, "auto", "expected an integer id from 0 to 16777215, got -1"),
+        (1.5, "auto", "x_train.3.2: expected an integer id from 0 to 16777215, got 1.5"),
         (1 << 24, "auto", "got 16777216"),
     ],
 )
@@ -281,7 +281,7 @@ def test_the_flag_looks_at_no_density_of_ids():
             {"network": FACTORY, "data": {"vocabulary": 21}},
             "a module that accepts ids from 0 to 20 in rows of shape",
         ),
-        ({"network": FACTORY, "data": {"vocabulary": 5}}, "x: expected ids: whole numbers from 0"),
+        ({"network": FACTORY, "data": {"vocabulary": 5}}, "expected an integer id from 0 to 4"),
     ],
 )
 def test_what_does_not_go_with_ids_ends_a_fit_before_it_begins(tmp_path, capsys, changes, says):
