@@ -75,16 +75,10 @@ def fits() -> Iterator[None]:
     Garbage collection is off during exports, fits draw no plots and write no reports, and preflights
     share a process.
     """
-    from torch._export.utils import _materialize_cpp_cia_ops
-
     from tests.support.preflights import KeptPreflight
     from training.export.exporter import export_program
 
     with pytest.MonkeyPatch.context() as changes:
-        changes.setattr(
-            "torch._export.utils._materialize_cpp_cia_ops",
-            functools.cache(_materialize_cpp_cia_ops),
-        )
         changes.setattr("training.export.exporter.export_program", _uncollected(export_program))
         empty = SimpleNamespace(report={})
         changes.setattr("training.evaluation.evaluate.write_report", lambda *_: empty)
