@@ -43,7 +43,8 @@ class Coupling(nn.Module):
 class Affine(nn.Module):
     def __init__(self, weights: dict[str, Tensor]) -> None:
         super().__init__()
-        self.shift, self.log_scale = weights["shift"], weights["log_scale"]
+        self.shift = weights["posterior.flow.affine.shift"]
+        self.log_scale = weights["posterior.flow.affine.log_scale"]
 
     def forward(self, z: Tensor) -> Tensor:
         return self.shift + torch.exp(self.log_scale) * z
@@ -54,8 +55,7 @@ class Posterior:
 
     def __init__(self, content: bytes) -> None:
         weights = load(content)
-        steps = _by_number(weights, "posterior.flow.transforms.")
-        self.sampler = sampler_of(steps)
+        self.sampler = sampler_of(weights)
         self.layers = [
             (layer["direction"], layer["bias"])
             for layer in _by_number(weights, "network.module.").values()
@@ -64,7 +64,7 @@ class Posterior:
         self.temperature = weights["likelihood.temperature"]
         self.sizes = [len(bias) for _, bias in self.layers]
         # Precompute the weights of the sampler and the normalised directions.
-        self.plain_sampler = sampler_of(steps)
+        self.plain_sampler = sampler_of(weights)
         for layer in self.plain_sampler.modules():
             if isinstance(layer, nn.Linear):
                 parametrize.remove_parametrizations(layer, "weight")
@@ -115,11 +115,10 @@ class Posterior:
         return torch.softmax(h / self.temperature, dim=-1)
 
 
-def sampler_of(steps: dict[int, dict[str, Tensor]]) -> nn.Module:
-    *couplings, affine = steps.values()
-    return nn.Sequential(
-        *(Coupling(c, flipped=i % 2 == 1) for i, c in enumerate(couplings)), Affine(affine)
-    ).eval()
+def sampler_of(weights: dict[str, Tensor]) -> nn.Module:
+    steps = _by_number(weights, "posterior.flow.steps.")
+    couplings = (Coupling(step, flipped=i % 2 == 1) for i, step in steps.items())
+    return nn.Sequential(*couplings, Affine(weights)).eval()
 
 
 def weight_normed(weights: dict[str, Tensor], name: str) -> nn.Module:

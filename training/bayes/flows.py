@@ -177,30 +177,26 @@ class ElementwiseAffine(nn.Module):
     ) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"]]:
         return self.shift + torch.exp(self.log_scale) * z, self.log_scale.sum().expand(z.shape[:-1])
 
-    def with_score(
-        self, z: Float[Tensor, "*batch D"], score: Float[Tensor, "*batch D"]
-    ) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"], Float[Tensor, "*batch D"]]:
-        return *self(z), score * torch.exp(-self.log_scale.detach())
-
 
 class Composition(nn.Module):
     """A sequence of flow steps, followed by an elementwise affine transform."""
 
-    def __init__(self, transforms: Sequence[nn.Module]) -> None:
+    def __init__(self, steps: Sequence[nn.Module], affine: ElementwiseAffine) -> None:
         super().__init__()
-        self.transforms = nn.ModuleList(transforms)
+        self.steps = nn.ModuleList(steps)
+        self.affine = affine
 
     def forward(
         self, z: Float[Tensor, "*batch D"]
     ) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"]]:
         log_det = z.new_zeros(z.shape[:-1])
-        *steps, last = self.transforms
-        moving = _halves(z) if isinstance(self.transforms[0], Coupling) else z
-        for step in steps:
+        moving = _halves(z) if any(isinstance(step, Coupling) for step in self.steps) else z
+        for step in self.steps:
             moving, step_log_det = step(moving)
             log_det = log_det + step_log_det
-        z, last_log_det = last(torch.cat(moving, dim=-1) if isinstance(moving, tuple) else moving)
-        return z, log_det + last_log_det
+        z = torch.cat(moving, dim=-1) if isinstance(moving, tuple) else moving
+        theta, affine_log_det = self.affine(z)
+        return theta, log_det + affine_log_det
 
     def with_score(
         self, eps: Float[Tensor, "*batch D"]
@@ -210,17 +206,14 @@ class Composition(nn.Module):
         Steps must be couplings.
         """
         log_det = eps.new_zeros(eps.shape[:-1])
-        *steps, last = self.transforms
         z, score = _halves(eps.detach().requires_grad_()), _halves(-eps)
-        for step in steps:
+        for step in self.steps:
             assert isinstance(step, Coupling)
             z, step_log_det, score = step.with_score(z, score)
             log_det = log_det + step_log_det
-        assert isinstance(last, ElementwiseAffine)
-        joined, last_log_det, last_score = last.with_score(
-            torch.cat(z, dim=-1), torch.cat(score, dim=-1)
-        )
-        return joined, log_det + last_log_det, last_score.detach()
+        theta, affine_log_det = self.affine(torch.cat(z, dim=-1))
+        theta_score = torch.cat(score, dim=-1) * torch.exp(-self.affine.log_scale)
+        return theta, log_det + affine_log_det, theta_score.detach()
 
 
 def _halves(z: Float[Tensor, "*batch D"]) -> Halves:
@@ -242,7 +235,7 @@ def flow(
     """
     couplings = couplings if dimension > 1 else 0
     steps = [kind(dimension, hidden, generator, flipped=i % 2 == 1) for i in range(couplings)]
-    return Composition([*steps, ElementwiseAffine(dimension, log_scale)])
+    return Composition(steps, ElementwiseAffine(dimension, log_scale))
 
 
 realnvp = partial(flow, Coupling)

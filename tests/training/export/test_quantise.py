@@ -23,7 +23,7 @@ def graphs(fits):
     x = torch.randn(200, INPUTS, generator=generator)
     initialise(model, x)
     with torch.no_grad():  # couplings far from the identity that they start at
-        for module in model.posterior.flow.transforms[:-1]:
+        for module in model.posterior.flow.steps:
             module.conditioner.output.scale.fill_(1.0)
             module.conditioner.output.bias.copy_(
                 torch.randn(len(module.conditioner.output.bias), generator=generator)
