@@ -46,7 +46,7 @@ class EncoderInput:
 
 
 def module_graph(encoder: nn.Module, shape: tuple[int, ...], rows: EncoderInput) -> onnx.ModelProto:
-    """Export an encoder of inputs of a shape, and prepend nodes that convert raw rows to them."""
+    """Export a torch encoder, and prepend nodes that convert raw rows to its input."""
     x = torch.zeros(3, *shape, dtype=torch.int64 if rows.takes_ids else torch.float32)
     shapes = {"x": {0: torch.export.Dim("rows")}}
     return _prepend_conversion(export_graph(encoder.eval(), (x,), shapes, ["y"]), rows)

@@ -109,7 +109,7 @@ class DrawnNetwork(Network):
         self.shares_input = True
         self.contexts: list[LayerContext] = []
         self.initial: dict[str, Tensor] = {}  # the module's weights by slot, if weights are random
-        self.keep: dict[str, float] = {}  # of the inputs of masked weights, by parameter name
+        self.keep: dict[str, float] = {}  # probability that an input is kept, by weight name
         selection = select_layers(module, stochastic.layers)
         check_repeatable(module, examples)
         dropouts = mask_dropouts(module, stochastic.layers) if stochastic.kind == "masks" else {}
