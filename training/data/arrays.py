@@ -29,7 +29,7 @@ SPLIT = ("x_train", "y_train", "x_test", "y_test")
 
 
 def resolve_path(root: Path, rest: str, field: str = "data.source") -> Path:
-    """Resolve a path against the current folder if it exists only there, or else against `root`."""
+    """Resolve a path against `root`, or against the current folder if it exists only there."""
     check_not_workbook(rest, field)
     path = root / rest
     return Path(rest) if not path.exists() and Path(rest).exists() else path
@@ -118,7 +118,7 @@ def _read(
     if x.dtype != np.uint8:
         return RowReader(spec, name).read(x, 0)
     if spec.takes_ids:
-        RowReader(spec, name).read(x, 0)  # checks the ids
+        RowReader(spec, name).read(x, 0)  # Check the ids, but keep the bytes.
     return np.ascontiguousarray(x.reshape(len(x), -1))
 
 

@@ -249,7 +249,7 @@ class Dataset:
     id_column: str | None = None
     ignored: tuple[str, ...] = ()  # unused columns of the table
     is_held_out: bool = False  # test rows were split off the source
-    is_seen: Bool[np.ndarray, "R"] | None = None  # training rows, in pretraining
+    is_seen: Bool[np.ndarray, "R"] | None = None  # training rows, by a pretrained network
 
     @property
     def rows(self) -> Rows:

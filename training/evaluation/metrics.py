@@ -344,8 +344,9 @@ def detection(positive: Positive, negative: Negative) -> Record:
 def auroc_interval(area: float, positive: int, negative: int) -> Ends:
     """Compute a confidence interval for the AUROC, whose width is positive even for 0 or 1.
 
-    It is a Wilson interval for as many rows as give the area's variance by Newcombe, "Confidence
-    intervals for an effect size measure based on the Mann-Whitney statistic. Part 2", 2006.
+    It is Wilson's interval for the number of rows at which a share has the area's variance. The
+    variance is from Newcombe, "Confidence intervals for an effect size measure based on the
+    Mann-Whitney statistic. Part 2", 2006.
     """
     rows = (positive + negative) / 2.0 - 1.0
     spread = 1.0 + rows * (1.0 - area) / (2.0 - area) + rows * area / (1.0 + area)
