@@ -89,7 +89,8 @@ def _serve(settings: Settings, place: WorkerPlace | None = None) -> int:
 
     from service.app import create_app
     from service.server.budget import ByteBudget
-    from service.server.connections import Connections, HttpConnection
+    from service.server.connections import Connections
+    from service.server.protocol import HttpConnection
     from service.shared_state import FolderBackend
 
     budget = ByteBudget(settings.memory_budget_bytes)

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Scope
 from service.server.budget import SCOPE_KEY, Reservation
 
 if TYPE_CHECKING:
-    from service.server.connections import HttpConnection
+    from service.server.protocol import HttpConnection
 
 logger = logging.getLogger("dubito")
 
@@ -73,7 +73,7 @@ class Exchange:
             if self.body or not (self.more_body or self._body_read):
                 body, self.body = bytes(self.body), bytearray()
                 self._body_read = not self.more_body
-                self.connection.continue_reading()
+                self.connection.update()
                 return {"type": "http.request", "body": body, "more_body": self.more_body}
             self._news = self._news or asyncio.Event()
             self._news.clear()

@@ -5,7 +5,7 @@ from functools import partial
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from service.server.connections import HttpConnection
+from service.server.protocol import HttpConnection
 
 
 @asynccontextmanager

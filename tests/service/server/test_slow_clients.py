@@ -7,8 +7,9 @@ import pytest
 
 from service.app import create_app
 from service.server.budget import ByteBudget
-from service.server.connections import FREE_BYTES, REFUSALS, Connections
+from service.server.connections import Connections
 from service.server.http1 import MAX_HEAD_BYTES
+from service.server.protocol import FREE_BYTES, REFUSALS
 from service.settings import Settings
 from tests.support.http_server import http_server
 from tests.support.process import open_files, settled
