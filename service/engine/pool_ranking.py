@@ -86,12 +86,6 @@ class PoolWork(EngineWork):
         ((scores, _),) = self.parts
         return np.asarray(scores)
 
-    @property
-    def errors(self) -> Float64[np.ndarray, "N"]:
-        """The standard errors of the scores in a race."""
-        ((_, errors),) = self.parts
-        return np.asarray(errors)
-
     def compute(
         self, _: list[EngineWork], x: Float32[np.ndarray, "N I"], sets: list[DrawSet]
     ) -> list[Any]:
@@ -145,9 +139,9 @@ class EnginePool(Pool):
         reservation.reserve(self.work.x[:1].nbytes * len(rows), "pool")
         x = await self.run(partial(np.take, self.work.x, rows, axis=0))
         race_work = replace(self.work, x=x, num_samples=num_draws, is_race=True)
-        race_work = await self._score(race_work)
+        (scored,) = (await self._score(race_work)).parts
         reservation.shrink(size)
-        return race_work.scores, race_work.errors
+        return scored[0], scored[1]
 
     async def candidates(self) -> tuple[Int64[np.ndarray, "M"], Candidates]:
         x, ids, choice = self.work.x, self.ids, self.choice

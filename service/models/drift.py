@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -70,9 +70,7 @@ class Drift:
         self._pending: list[Float64[np.ndarray, "N"]] = []  # before the next bet
         self._recent: OrderedDict[int, None] = OrderedDict()  # row digests, latest last
         self._alarm_time: float | None = None
-        self._recent_rows: deque[tuple[float, Float32[np.ndarray, "I"]]] = deque(
-            maxlen=MAX_RECENT_ROWS
-        )
+        self._recent_rows: list[tuple[float, Float32[np.ndarray, "I"]]] = []  # latest last
 
     def reset(self) -> None:
         with self._lock:
@@ -84,11 +82,10 @@ class Drift:
             selection = np.arange(MAX_REQUEST_ROWS) * len(x) // MAX_REQUEST_ROWS
             p_values, x = p_values[selection], x[selection]
         self.take(p_values, [hash(row.tobytes()) for row in x])
-        max_recent_rows = max(1, MAX_RECENT_BYTES // x[0].nbytes)
+        max_rows = max(1, min(MAX_RECENT_ROWS, MAX_RECENT_BYTES // x[0].nbytes))
+        rows = zip(p_values.tolist(), x.copy(), strict=True)
         with self._lock:
-            self._recent_rows.extend(zip(p_values.tolist(), x.copy(), strict=True))
-            while len(self._recent_rows) > max_recent_rows:
-                self._recent_rows.popleft()
+            self._recent_rows = [*self._recent_rows, *rows][-max_rows:]
 
     def recent_rows(self) -> list[tuple[float, Float32[np.ndarray, "I"]]]:
         """Return this process's recent rows with their p-values, most unusual first."""
