@@ -16,15 +16,8 @@ GLOBAL_FIELDS = (
     *("model", "version", "seed", "fpr", "fdr", "coverage", "confidence", "risk", "priors"),
     *("classes", "columns", "unknown_categories"),
 )
-COLUMN_ORDER = (
-    "ids",
-    "label",
-    "mean",
-    "std",
-    "interval",
-    "p_value",
-    "flag",
-)  # first columns of a table
+# First columns of a table
+COLUMN_ORDER = ("ids", "label", "mean", "std", "interval", "p_value", "flag")
 CLASS_ARRAYS = ("probabilities", "prediction_set")
 CLASSIFICATION_ARRAYS = (
     *("label", "probabilities", "entropy", "expected_entropy", "bald", "bald_corrected"),
@@ -178,22 +171,20 @@ class Predictions(Tabular):
     @property
     def detectors(self) -> Mapping[str, Detector]:
         """Each detector's results, by detector name."""
-        head, parts = "detectors.", ("score", "p_value", "fired")
-        names = dict.fromkeys(name.split(".")[1] for name in self.arrays if name.startswith(head))
-        return {
-            name: Detector(*(self.arrays[f"{head}{name}.{part}"] for part in parts))
-            for name in names
-        }
+        arrays = self._group("detectors")
+        names = dict.fromkeys(name.partition(".")[0] for name in arrays)
+        parts = ("score", "p_value", "fired")
+        return {name: Detector(*(arrays[f"{name}.{part}"] for part in parts)) for name in names}
 
     @property
     def standard_error(self) -> Mapping[str, np.ndarray]:
         """The Monte Carlo standard errors of each score, by name. Each array has shape (N,)."""
-        head = "standard_error."
-        return {
-            name.removeprefix(head): array
-            for name, array in self.arrays.items()
-            if name.startswith(head)
-        }
+        return self._group("standard_error")
+
+    def _group(self, name: str) -> dict[str, np.ndarray]:
+        """Return the arrays `name.*` by the rest of their names."""
+        parts = [(full.partition("."), array) for full, array in self.arrays.items()]
+        return {rest: array for (first, _, rest), array in parts if first == name}
 
     def sets(self) -> list[list[str]]:
         """Return each row's prediction set as a list of class names."""
@@ -223,10 +214,8 @@ class Predictions(Tabular):
             elif name == "missing":
                 columns[name] = np.array([", ".join(names) for names in self.missing_columns()])
             elif array.ndim == 2:
-                for part, column in zip(
-                    self._column_suffixes(name, array.shape[1]), array.T, strict=True
-                ):
-                    columns[f"{name}.{part}"] = column
+                parts = self._column_suffixes(name, array.shape[1])
+                columns |= {f"{name}.{part}": array[:, i] for i, part in enumerate(parts)}
         return columns
 
     def _column_suffixes(self, name: str, count: int) -> Sequence[object]:
@@ -252,9 +241,8 @@ def read_predictions(content: bytes) -> Predictions:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             return _freeze({name: arrays[name] for name in arrays.files})
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ServerError(
-            200, f"the service returned an invalid npz file ({len(content)} bytes)"
-        ) from error
+        detail = f"the service returned an invalid npz file ({len(content)} bytes)"
+        raise ServerError(200, detail) from error
 
 
 def concatenate(parts: Sequence[Predictions]) -> Predictions:

@@ -81,14 +81,10 @@ class Ranking(Tabular):
 
 def read_ranking(content: Mapping[str, Any]) -> Ranking:
     rows = content["ranking"]
-    arrays = {
-        "index": np.array([row["index"] for row in rows], dtype=np.int64),
-        "id": np.array([row["id"] for row in rows], dtype=np.str_),
-        "score": np.array([row["score"] for row in rows], dtype=np.float64),
-        "control": np.array([row["control"] for row in rows], dtype=np.bool_),
-    }
-    for array in arrays.values():
-        array.flags.writeable = False
+    arrays: dict[str, np.ndarray] = {}
+    for name, kind in {"index": int, "id": str, "score": float, "control": bool}.items():
+        arrays[name] = np.array([row[name] for row in rows], dtype=kind)
+        arrays[name].flags.writeable = False
     return record(Ranking, {**content, **arrays})
 
 

@@ -207,14 +207,10 @@ def _from_frame(rows: Any, field: str) -> Any:
     if hasattr(rows, "to_dicts"):  # polars
         return rows.to_dicts()
     names = rows.schema.names if hasattr(rows, "schema") else list(map(str, rows.columns))
-    _check_distinct_names(names, field)
-    return rows.to_pylist() if hasattr(rows, "to_pylist") else rows.to_dict("records")
-
-
-def _check_distinct_names(names: Sequence[str], field: str) -> None:
     duplicates = [name for n, name in enumerate(names) if name in names[:n]]
     if duplicates:
         raise InvalidInput(field, "unique column names", f"more than one {duplicates[0]!r}")
+    return rows.to_pylist() if hasattr(rows, "to_pylist") else rows.to_dict("records")
 
 
 def _as_array(value: Any, field: str) -> Any:

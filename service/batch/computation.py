@@ -27,6 +27,7 @@ from service.api.responses import metadata_arrays, priors_by_class
 from service.api.schemas import AcquireRequest, PredictRequest
 from service.engine.batching import part_rows
 
+Inputs = Float32[np.ndarray, "n I"]
 Kind = Literal["score", "rank"]
 UNKNOWN_CATEGORIES = "unknown_categories"
 
@@ -114,25 +115,19 @@ class Computation:
         request = self.request
         return part_rows(self.model, num_samples or request.num_samples, request.acquisition)
 
-    def batches(
-        self, parts: Iterable[Float32[np.ndarray, "n I"]], num_samples: int | None = None
-    ) -> Iterator[Float32[np.ndarray, "n I"]]:
+    def batches(self, parts: Iterable[Inputs], num_samples: int | None = None) -> Iterator[Inputs]:
         """Split parts into batches."""
         size = self.batch_rows(num_samples)
         for x in parts:
             for start in range(0, len(x), size):
                 yield x[start : start + size]
 
-    def numbers(
-        self, part: Part, spec: InputSpec, field: str, first: int
-    ) -> Float32[np.ndarray, "n I"]:
+    def numbers(self, part: Part, spec: InputSpec, field: str, first: int) -> Inputs:
         """Convert part of a file to numbers. `first` is the index of its first row."""
         x = RowReader(spec, field, encoder=self.model.text_encoder).read(part, first)
         return self.complete(x, field, first)
 
-    def complete(
-        self, x: Float32[np.ndarray, "n I"], field: str, first: int
-    ) -> Float32[np.ndarray, "n I"]:
+    def complete(self, x: Inputs, field: str, first: int) -> Inputs:
         """Fill missing cells, or raise InvalidInput if the request rejects them.
 
         Predictions leave cells missing, because `predict` fills and flags them.
@@ -144,10 +139,7 @@ class Computation:
         return x
 
     def predict(
-        self,
-        x: Float32[np.ndarray, "n I"],
-        draws: DrawSet,
-        groups: Int64[np.ndarray, "n"] | None = None,
+        self, x: Inputs, draws: DrawSet, groups: Int64[np.ndarray, "n"] | None = None
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Predict rows and mark those with finite scores.
 

@@ -11,13 +11,13 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Int64
 from pydantic import TypeAdapter, ValidationError
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import DubitoError, InvalidInput
 from model_store.sources.parquet import ParquetFile
-from service.batch.computation import Computation, ComputationRequest, Kind
+from service.batch.computation import Computation, ComputationRequest, Inputs, Kind
 from service.batch.files import DataFile, Files
 
 PLAN = "job.json"
@@ -168,7 +168,7 @@ class Rows:
 
     places: Int64[np.ndarray, "n"]
     ids: list[str]
-    x: Float32[np.ndarray, "n I"]
+    x: Inputs
 
     def take(self, rows: np.ndarray | slice) -> "Rows":
         ids = [self.ids[i] for i in np.arange(len(self.ids))[rows]]

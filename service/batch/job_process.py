@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float64, Int64
 from pydantic import TypeAdapter
 
 from model_store.acquisition.choice import (
@@ -57,6 +57,7 @@ from service.batch.computation import (
     UNKNOWN_CATEGORIES,
     Computation,
     ComputationRequest,
+    Inputs,
     acquire_answer,
 )
 from service.batch.output import ResultRecords, table_columns, table_metadata, write_parquet
@@ -75,7 +76,6 @@ ANSWER_FILE = "answer.json"
 
 T = TypeVar("T")
 Format = Literal["parquet", "npz"]
-RowParts = Iterator[Float32[np.ndarray, "n I"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ class JobRows:
         check_ids(ids, self.request.rows)
         return list(ids)
 
-    def select(self, rows: Int64[np.ndarray, "M"]) -> RowParts:
+    def select(self, rows: Int64[np.ndarray, "M"]) -> Iterator[Inputs]:
         """Yield the rows with the given indices, which must be in ascending order."""
         if len(rows) == 0:
             return
@@ -149,7 +149,7 @@ class JobRows:
             if first > rows[-1]:
                 return
 
-    def _numbers(self, part: Part, first: int) -> Float32[np.ndarray, "n I"]:
+    def _numbers(self, part: Part, first: int) -> Inputs:
         request = self.request
         if request.inline:
             return self.computation.complete(np.array(part, dtype=np.float32), request.field, first)
@@ -171,7 +171,7 @@ class JobRows:
         name: str,
         rows: Int64[np.ndarray, "N"],
         num_draws: int,
-        compute: Callable[[int, Float32[np.ndarray, "n I"]], Mapping[str, np.ndarray]],
+        compute: Callable[[int, Inputs], Mapping[str, np.ndarray]],
     ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
         """Compute columns for rows, resuming where an earlier process stopped.
 
@@ -212,7 +212,7 @@ def predict(job: JobRows) -> str:
         groups = group_numbers(json.loads((job.folder / GROUPS_FILE).read_bytes()), categories)
     draws = computation.draws()
 
-    def compute(first: int, x: Float32[np.ndarray, "n I"]) -> dict[str, np.ndarray]:
+    def compute(first: int, x: Inputs) -> dict[str, np.ndarray]:
         part_groups = None if groups is None else groups[first : first + len(x)]
         arrays, computed = computation.predict(x, draws, part_groups)
         numbers = range(first, first + len(computed))
@@ -328,7 +328,7 @@ class JobPool(Pool):
         draws = job.computation.draws(num_draws)
         job.work = max(job.work, job.finished_work + len(rows) * num_draws)
 
-        def compute(first: int, x: Float32[np.ndarray, "n I"]) -> dict[str, np.ndarray]:
+        def compute(first: int, x: Inputs) -> dict[str, np.ndarray]:
             columns: dict[str, np.ndarray] = {}
             if is_race:
                 columns["score"], columns["error"] = job.computation.scorer.race(x, draws)
@@ -359,11 +359,11 @@ class JobPool(Pool):
 
 
 def _compute_parallel(
-    compute: Callable[[int, Float32[np.ndarray, "n I"]], T], first: int, parts: RowParts
-) -> Iterator[tuple[Float32[np.ndarray, "n I"], T]]:
+    compute: Callable[[int, Inputs], T], first: int, parts: Iterator[Inputs]
+) -> Iterator[tuple[Inputs, T]]:
     """Process several parts in parallel, yielding each part and its result in order."""
     with ThreadPoolExecutor(MAX_ACTIVE_PARTS, "parts") as pool:
-        pending: deque[tuple[Float32[np.ndarray, "n I"], Future[T]]] = deque()
+        pending: deque[tuple[Inputs, Future[T]]] = deque()
         for x in parts:
             pending.append((x, pool.submit(compute, first, x)))
             first += len(x)
