@@ -4,21 +4,16 @@
 import argparse
 import sys
 
-from model_store.commands import run_command
+from model_store.commands import run, run_command
 from service.commands import add_commands
-from service.serve import serve_as_worker
 from service.server.supervisor import WorkerPlace
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the service or another command.
-
-    Returns:
-        The exit code: 0 after a normal stop, 2 for an invalid setting, 3 if the start failed.
-    """
+    """Run the service or another command. Return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == [WorkerPlace.OPTION]:
-        return serve_as_worker(arguments[1:])
+        return run("service.serve:serve_as_worker", argparse.Namespace(place=arguments[1:]))
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         arguments = ["serve", *arguments]
     parser = argparse.ArgumentParser("python -m service", description=__doc__)

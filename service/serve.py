@@ -12,9 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_store.artifacts.signature import read_trusted_keys
-from model_store.artifacts.store import VERIFY_KEY_VARIABLE, open_store
-from model_store.errors import DubitoError, InvalidInput
+from model_store.artifacts.store import open_store
+from model_store.errors import InvalidInput
 from model_store.processes import TOKENIZING
 from service.auth.keys import HEALTH_PATHS, KeyRing
 from service.integrations import installed_integrations
@@ -51,19 +50,14 @@ def serve(options: argparse.Namespace) -> int:
     return _serve(settings) if settings.workers == 1 else supervise(settings)
 
 
-def serve_as_worker(arguments: list[str]) -> int:
+def serve_as_worker(options: argparse.Namespace) -> int:
     """Run as one of the supervisor's worker processes."""
-    *numbers, folder = arguments
+    *numbers, folder = options.place
     worker, listener, heartbeat = map(int, numbers)
-    place = WorkerPlace(worker, listener, heartbeat, Path(folder))
-    try:
-        settings = read_settings()
-        check(settings)
-    except DubitoError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    settings = read_settings()
+    check(settings)
     configure(settings)
-    return _serve(settings, place)
+    return _serve(settings, WorkerPlace(worker, listener, heartbeat, Path(folder)))
 
 
 def check(settings: Settings) -> None:
@@ -71,12 +65,9 @@ def check(settings: Settings) -> None:
     KeyRing(settings)
     check_tracing(settings)
     store = settings.store
-    if isinstance(store, str):  # a bucket, whose URL can be invalid
-        open_store(store, cache=settings.cache, cache_bytes=settings.cache_bytes)
-    elif store.exists() and not store.is_dir():
+    if isinstance(store, Path) and store.exists() and not store.is_dir():
         raise InvalidInput("DUBITO_STORE", "a folder", str(store.absolute()))
-    if settings.verify_key_file is not None:
-        read_trusted_keys(settings.verify_key_file, VERIFY_KEY_VARIABLE)
+    open_store(**settings.store_options())  # raises for an invalid URL or key file
 
 
 def _serve(settings: Settings, place: WorkerPlace | None = None) -> int:

@@ -120,8 +120,6 @@ class Pool:
     def __init__(self, name: str, threads: int, deadline_s: float) -> None:
         self._deadline_s = deadline_s
         self._executor = ThreadPoolExecutor(threads, name)
-        # Start a thread now, so that the first request does not wait.
-        self._executor.submit(int).result()
 
     async def __call__(self, work: Callable[[], T]) -> T:
         """Run work in a thread. Raise PastDeadline after the default deadline."""
