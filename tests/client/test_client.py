@@ -19,7 +19,7 @@ from PIL import Image
 
 import dubito
 from dubito import Absent, AsyncClient, Client, InvalidInput, NotFound, TooLarge, Unauthorized
-from dubito.endpoints import PART_ROWS, Endpoint, Endpoints
+from dubito.endpoints import Endpoint, Endpoints
 from dubito.options import AcquireOptions, Acquisition, PredictJobOptions, PredictOptions
 from tests.support.environment import ROOT, environment_with
 
@@ -134,13 +134,6 @@ def test_parts_are_answered_as_one(ask, url, key, digits_rows):
         in_parts, arrays_by_http(url, key, inputs=digits_rows[:50].tolist(), seed=in_parts.seed)
     )
     assert len(in_parts) == 50
-
-
-def test_flags_decided_together_are_decided_in_one_request(client, digits_rows):
-    rows = np.concatenate([digits_rows[:30], np.full((30, 64), 16.0)])
-    together = client.predict(rows, seed=1, fdr=0.3, part_rows=10)
-    assert together.flag.tolist() == client.predict(rows, seed=1, fdr=0.3).flag.tolist()
-    assert len(rows) < PART_ROWS
 
 
 @pytest.mark.parametrize("frame", [pandas.DataFrame, polars.DataFrame], ids=["pandas", "polars"])

@@ -140,24 +140,6 @@ def test_a_micro_batch_takes_three_quarters_of_those_about(engine, served, digit
     assert batches(MIN_BATCH_REQUESTS) == [MIN_BATCH_REQUESTS]
 
 
-def test_seeds_keep_their_draws_beside_fresh_ones(engine, served, digits_rows):
-    seeds = [5, None, 6, 5, None]
-    jobs = [job(served, digits_rows[i : i + 2], seed) for i, seed in enumerate(seeds)]
-    answers = together(engine, jobs)
-    for i, (seed, answer) in enumerate(zip(seeds, answers, strict=True)):
-        assert answer.draw_seed == (answers[1].draw_seed if seed is None else seed)
-        assert_as_alone(served, digits_rows[i : i + 2], answer)
-
-
-def test_numbers_of_draws_are_kept_apart(engine, served, digits_rows):
-    counts = [10, 20, 10]
-    answers = together(engine, [job(served, digits_rows[:1], draws=draws) for draws in counts])
-    assert [answer.num_samples for answer in answers] == counts
-    assert answers[0].draw_seed == answers[2].draw_seed != answers[1].draw_seed
-    for answer in answers:
-        assert_as_alone(served, digits_rows[:1], answer)
-
-
 def test_a_large_request_is_one_answer_and_others_are_answered_before_its_end(
     engine, served, digits_rows
 ):

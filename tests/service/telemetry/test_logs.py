@@ -11,6 +11,7 @@ from service.settings import Settings
 from tests.support.serving import metric
 
 CANARY = "canary-3f9a"
+KEY = f"{CANARY}-key-of-a-client"
 ROW = [0.0] * 64
 FIELDS = {
     *(
@@ -32,8 +33,8 @@ FIELDS = {
 @pytest.fixture
 def logged(serve, digits_store):
     def log(send, **settings):
-        with serve(digits_store, **settings) as (url, process):
-            with httpx.Client(base_url=url, timeout=60) as client:
+        with serve(digits_store, **settings, DUBITO_API_KEYS=KEY) as (url, process):
+            with httpx.Client(base_url=url, timeout=60, headers={"X-API-Key": KEY}) as client:
                 send(client)
             process.terminate()
             return process.communicate(timeout=60)[1].splitlines()
@@ -50,6 +51,23 @@ def request_lines(lines):
     ]
 
 
+def send_canaries(client):
+    """Send a text in every place that a client can fill."""
+    headers = {"User-Agent": CANARY, "traceparent": CANARY, "Authorization": f"Bearer {KEY}"}
+    client.headers.update({**headers, "X-Request-ID": f"{CANARY} {CANARY}"})
+    assert client.post("/predict", json={"inputs": [[CANARY]], CANARY: 1}).status_code == 422
+    assert client.post("/predict", json={"inputs": [ROW], "model": CANARY}).status_code == 404
+    assert client.post("/acquire", json={"pool": [ROW], "ids": [CANARY]}).status_code == 200
+    for path in (f"/{CANARY}", f"/models/{CANARY}", f"/models?{CANARY}={CANARY}"):
+        client.get(path)
+    client.request(CANARY, "/models")
+    form = {"Content-Type": "multipart/form-data; boundary=b"}
+    for body in (f"--b{CANARY}\r\n\r\n", f"{CANARY}--b\r\n", CANARY):
+        assert client.post("/predict", content=body, headers=form).status_code == 422
+    headers = {"Content-Type": CANARY}
+    client.post(f"/predict?seed={CANARY}", content=CANARY.encode(), headers=headers)
+
+
 def test_every_line_is_an_object_and_every_request_has_one(logged):
     def send(client):
         answer = client.post(
@@ -62,12 +80,14 @@ def test_every_line_is_an_object_and_every_request_has_one(logged):
         client.post("/predict", json={"inputs": [[1]]})
         client.get("/nothing")
         client.get("/models/digits")
+        send_canaries(client)
 
     lines = logged(send, DUBITO_LOG="json")
+    assert CANARY not in "\n".join(lines)
     events = [json.loads(line) for line in lines]
     assert all({"time", "level", "logger", "message"} <= set(event) for event in events)
     assert {"uvicorn.error", "dubito"} <= {event["logger"] for event in events}
-    predicted, ranked, invalid, unknown, model = request_lines(lines)
+    predicted, ranked, invalid, unknown, model, *_ = request_lines(lines)
     assert set(predicted) == FIELDS
     assert predicted["request_id"] == "a.B-3_"
     used = {
@@ -106,34 +126,9 @@ def test_every_line_is_an_object_and_every_request_has_one(logged):
     assert len({line["request_id"] for line in (ranked, invalid, unknown, model)}) == 4
 
 
-def test_nothing_that_a_client_sends_is_logged(logged):
-    key = f"{CANARY}-key-of-a-client"
-
-    def send(client):
-        headers = {
-            "X-API-Key": key,
-            "Authorization": f"Bearer {key}",
-            "User-Agent": CANARY,
-            "traceparent": CANARY,
-        }
-        headers |= {"X-Request-ID": f"{CANARY} {CANARY}"}
-        client.headers.update(headers)
-        assert client.post("/predict", json={"inputs": [[CANARY]], CANARY: 1}).status_code == 422
-        assert client.post("/predict", json={"inputs": [ROW], "model": CANARY}).status_code == 404
-        assert client.post("/acquire", json={"pool": [ROW], "ids": [CANARY]}).status_code == 200
-        for path in (f"/{CANARY}", f"/models/{CANARY}", f"/models?{CANARY}={CANARY}"):
-            client.get(path)
-        client.request(CANARY, "/models")
-        form = {"Content-Type": "multipart/form-data; boundary=b"}
-        for body in (f"--b{CANARY}\r\n\r\n", f"{CANARY}--b\r\n", CANARY):
-            assert client.post("/predict", content=body, headers=form).status_code == 422
-        client.post(
-            f"/predict?seed={CANARY}", content=CANARY.encode(), headers={"Content-Type": CANARY}
-        )
-
-    json_lines = logged(send, DUBITO_LOG="json", DUBITO_API_KEYS=key)
-    text = logged(send, DUBITO_API_KEYS=key)
-    assert CANARY not in "\n".join([*json_lines, *text])
+def test_a_log_of_text_has_no_requests_and_nothing_that_a_client_sends(logged):
+    text = logged(send_canaries)
+    assert CANARY not in "\n".join(text)
     assert not any("Did not find" in line for line in text)  # by python-multipart
     assert any("INFO dubito: serving model digits version 1" in line for line in text)
     assert not any("/predict" in line for line in text)
