@@ -6,7 +6,6 @@ A command's module is imported when the command runs, so that help and completio
 import argparse
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from model_store.commands import Commands, add_command
 from service.integrations import installed_integrations
@@ -36,7 +35,6 @@ SCORE_OPTIONS: Options = {
 RANK_OPTIONS: Options = {
     "acquisition": (str, "score that ranks rows, as in /acquire (bald)"),
     "beta": (float, "for power_bald: rows are drawn at random, weighted by BALD^beta (1)"),
-    "exclude": (Path, "file of ids to leave out, one per line"),
 }
 
 

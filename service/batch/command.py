@@ -5,14 +5,12 @@ finished parts when it is repeated.
 """
 
 import argparse
-import hashlib
 import json
 import sys
 import time
 from collections import Counter
 from contextlib import ExitStack, closing
 from datetime import timedelta
-from pathlib import Path
 from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -42,13 +40,7 @@ from service.batch.data_set import (
 )
 from service.batch.files import Files, Stopped, open_files
 from service.batch.output import parquet_bytes
-from service.batch.shards import (
-    EXCLUDED_KEY,
-    UNKNOWN_KEY,
-    ShardResult,
-    WorkerOptions,
-    run_local,
-)
+from service.batch.shards import UNKNOWN_KEY, ShardResult, WorkerOptions, run_local
 from service.integrations import installed_integrations
 from service.models.reservoir import fresh_seed
 from service.settings import Settings, read_settings
@@ -78,9 +70,8 @@ def process_data_set(options: argparse.Namespace, settings: Settings) -> None:
     for name in ("workers", "shard_rows"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise InvalidInput(name.replace("_", "-"), "at least 1", f"{getattr(options, name)}")
-    excluded = _read_excluded(getattr(options, "exclude", None))
     model = _load(options, settings)
-    request = _request(options, settings, model, excluded)
+    request = _request(options, settings, model)
     with ExitStack() as stack:
         if options.out is None and options.ray not in (None, "local"):
             raise InvalidInput(OUT, "a location that all nodes of the cluster can access", "none")
@@ -92,10 +83,7 @@ def process_data_set(options: argparse.Namespace, settings: Settings) -> None:
         out.check_output()
         plan = begin(out, source, request, options.seed is not None, model.manifest.input)
         worker_options = WorkerOptions(
-            resolve_location(options.source),
-            resolve_location(place),
-            settings.store_options(),
-            tuple(excluded),
+            resolve_location(options.source), resolve_location(place), settings.store_options()
         )
         progress = _work(plan, out, worker_options, options)
         if options.kind == "rank":
@@ -123,9 +111,7 @@ def _load(options: argparse.Namespace, settings: Settings) -> Model:
     return Model.load(store.open(name, version, files=NEEDED))
 
 
-def _request(
-    options: argparse.Namespace, settings: Settings, model: Model, excluded: list[str]
-) -> DataSetRequest:
+def _request(options: argparse.Namespace, settings: Settings, model: Model) -> DataSetRequest:
     kind: type[AcquireRequest | PredictRequest]
     kind = PredictRequest if options.kind == "score" else AcquireRequest
     content: dict[str, Any] = {"inputs": []} if kind is PredictRequest else {}
@@ -149,8 +135,7 @@ def _request(
     if fields.get("acquisition") in model.predictive.joint_acquisitions:
         expected = "a score of single rows; use /acquire or a job to rank the best rows jointly"
         raise InvalidInput("acquisition", expected, repr(fields["acquisition"]))
-    exclude = hashlib.sha256("\n".join(excluded).encode()).hexdigest() if excluded else ""
-    return DataSetRequest(kind=options.kind, **fields, exclude=exclude)
+    return DataSetRequest(kind=options.kind, **fields)
 
 
 def _json(text: str) -> Any:
@@ -158,17 +143,6 @@ def _json(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         raise InvalidInput("priors", "a JSON object", "something else") from None
-
-
-def _read_excluded(file: Path | None) -> list[str]:
-    if file is None:
-        return []
-    try:
-        lines = file.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError):
-        expected = "a UTF-8 file with one id per line"
-        raise InvalidInput("exclude", expected, f"{file}") from None
-    return sorted({line.removesuffix("\r") for line in lines} - {""})
 
 
 def _refuse_overlap(source: str, out: str) -> None:
@@ -269,13 +243,11 @@ def _rank_parts(plan: Plan, out: Files, manifest: Manifest) -> dict[str, Any]:
     """Rank the k best rows of all parts. Ties are broken by hash. Return an `/acquire` answer."""
     import pyarrow
 
-    request, excluded, unknown = plan.request, 0, Counter[str]()
+    request, unknown = plan.request, Counter[str]()
     best: Any = None
     for shard in plan.shards:
         part = _read_part(out, plan.part(shard.number))
-        metadata = part.schema.metadata
-        excluded += int(metadata[EXCLUDED_KEY])
-        unknown.update(json.loads(metadata[UNKNOWN_KEY]))
+        unknown.update(json.loads(part.schema.metadata[UNKNOWN_KEY]))
         part = part.replace_schema_metadata()
         best = part if best is None else pyarrow.concat_tables([best, part])
         place, score, hashes = (best[name].to_numpy() for name in ("place", "score", "hash"))
@@ -287,7 +259,7 @@ def _rank_parts(plan: Plan, out: Files, manifest: Manifest) -> dict[str, Any]:
         {"rank": rank, "index": place, "id": name, "score": score, "control": False}
         for rank, (place, name, score) in enumerate(columns, start=1)
     ]
-    return acquire_answer(manifest, request, rows, plan.rows, excluded, dict(unknown))
+    return acquire_answer(manifest, request, rows, plan.rows, 0, dict(unknown))
 
 
 def _write_ranking(out: Files, answer: dict[str, Any]) -> None:

@@ -35,7 +35,6 @@ class DataSetRequest(ComputationRequest):
     kind: Kind
     manifest: str  # its digest
     shard_rows: int
-    exclude: str = ""  # SHA-256 of the excluded ids, if any
 
 
 @dataclass(frozen=True)
@@ -146,9 +145,8 @@ def _find_difference(old: Plan, new: Plan) -> str | None:
     before, after = _request_fields(old.request), _request_fields(new.request)
     for name, value in before.items():
         if value != after[name]:
-            is_digest = name in ("manifest", "exclude")
             values = f"{value!r} instead of {after[name]!r}"
-            return f"{name} differs" if is_digest else f"{name} {values}"[:200]
+            return f"{name} differs" if name == "manifest" else f"{name} {values}"[:200]
     old_names, new_names = ({file.name for file in plan.files} for plan in (old, new))
     for name in sorted(file.name for file in {*old.files} ^ {*new.files}):
         change = "has changed" if name in new_names else "is missing"

@@ -37,9 +37,7 @@ from service.batch.files import Stopped, open_files
 from service.batch.output import parquet_bytes, table_columns, table_metadata
 from service.server.process import keep_heaps_whole
 
-# Metadata of a part
-EXCLUDED_KEY = b"dubito.excluded"  # number of excluded rows
-UNKNOWN_KEY = f"dubito.{UNKNOWN_CATEGORIES}".encode()  # counts of unknown categories
+UNKNOWN_KEY = f"dubito.{UNKNOWN_CATEGORIES}".encode()  # in a part's metadata
 NOT_COMPUTED = (
     "expected numbers that the model can compute with, got some whose result is not finite"
 )
@@ -53,7 +51,6 @@ class WorkerOptions:
     source: str
     out: str
     store: dict[str, Any]  # arguments of `open_store`
-    exclude: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,6 @@ class Worker:
         self.computation = Computation(self.model, request)
         self.draws = self.computation.draws()
         self.source = open_files(options.source, SOURCE)
-        self.exclude = frozenset(options.exclude)
         self._is_ready = True
 
     def _compute_shard(self, shard: Shard) -> ShardResult:
@@ -128,9 +124,7 @@ class Worker:
         ids, parts = list[str](), list[Mapping[str, np.ndarray]]()
         unknown: dict[str, int] = {}
         for read in read_shard(self.source, self.plan, shard, self.computation, rejects):
-            is_included = [name not in self.exclude for name in read.ids]
-            included = read if all(is_included) else read.take(np.array(is_included))
-            for rows in included.parts(self.computation.batch_rows()):
+            for rows in read.parts(self.computation.batch_rows()):
                 arrays, computed = compute(rows)
                 invalid, rows = rows.take(~computed), rows.take(computed)
                 invalid_rows = zip(invalid.places.tolist(), invalid.ids, strict=True)
@@ -169,11 +163,8 @@ class Worker:
             "score": score[top_rows],
             "hash": hashes[top_rows],
         }
-        metadata = {
-            EXCLUDED_KEY.decode(): str(shard.rows - len(ids) - len(rejects)),
-            UNKNOWN_KEY.decode(): json.dumps({} if request.acquisition == RANDOM else unknown),
-        }
-        return parquet_bytes(columns, metadata)
+        unknown = {} if request.acquisition == RANDOM else unknown
+        return parquet_bytes(columns, {UNKNOWN_KEY.decode(): json.dumps(unknown)})
 
     def _scores(self, rows: Rows) -> Float64[np.ndarray, "n"]:
         request = self.plan.request

@@ -159,19 +159,6 @@ def test_copies_in_other_files_and_rows_without_ids_are_ranked_as_acquire_does(
         assert table[name].to_pylist() == [row[name] for row in expected["ranking"]]
 
 
-def test_excluded_rows_are_not_ranked(run, data, tmp_path, capsys, client, digits_rows):
-    (tmp_path / "labelled").write_text("\n".join(IDS[::2]))
-    run("rank", data, None, "-k", 5, exclude=tmp_path / "labelled")
-    actual = json.loads(capsys.readouterr().out)
-    draws = {"seed": SEED, "num_samples": DRAWS}
-    request = {"pool": digits_rows[1::2].tolist(), "ids": IDS[1::2], "k": 5, **draws}
-    expected = client.post("/acquire", json=request).json()["ranking"]
-    assert [(row["id"], row["score"]) for row in actual["ranking"]] == [
-        (row["id"], row["score"]) for row in expected
-    ]
-    assert (actual["excluded"], actual["pool_size"]) == (180, 359)
-
-
 @pytest.mark.slow
 def test_a_job_goes_on_after_its_driver_was_killed_and_ends_with_the_same_bytes(
     data, scored, digits_store, tmp_path
@@ -391,7 +378,6 @@ def test_bad_input_is_named(run, data, tmp_path, digits_rows):
     refused("^acquisition: expected one of", kind="rank", acquisition="variance")
     refused("^acquisition: expected a score of single rows", kind="rank", acquisition="batchbald")
     refused("^max-rejects: expected a share", max_rejects=2)
-    refused("^exclude: expected a UTF-8 file", kind="rank", exclude=tmp_path / "absent")
     refused("^ray: expected the extra `scale` to be installed, got no Ray", ray="local")
 
 
