@@ -130,7 +130,6 @@ def _main_columns(answer: Predictions) -> dict[str, Iterable[object]]:
 
 
 def _count_unknown(answer: Predictions) -> dict[str, int]:
-    """Count the rows with a missing or unknown category in each column."""
     if "unknown_categories" not in answer:
         return {}
     counts = zip(answer["columns"].tolist(), answer["unknown_categories"].tolist(), strict=True)
@@ -346,7 +345,6 @@ def export_labels(client: Client, options: argparse.Namespace) -> None:
 def _list_labels(
     client: Client, options: argparse.Namespace
 ) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the non-empty columns and the labels."""
     kept = client.kept_labels(options.model, annotator=options.annotator, former=options.former)
     labels = [asdict(label) for label in kept]
     columns = [field.name for field in fields(KeptLabel)]
@@ -366,7 +364,6 @@ def delete_labels(client: Client, options: argparse.Namespace) -> None:
 
 
 def format_cell(value: object) -> str:
-    """Format a value for a table cell."""
     if value is None:
         return ""
     if isinstance(value, bool | np.bool_):

@@ -94,7 +94,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the client's commands."""
     predict = add_call(commands, "predict", "dubito.actions:predict", "predict the rows of a file")
     add_rows(predict)
     _add_answer_options(predict)
@@ -130,7 +129,6 @@ def add_call(commands: Commands, name: str, function: str, about: str) -> argpar
 
 
 def add_rows(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments for the input files and the model."""
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help=FILES)
     add("--model", metavar="NAME[:VERSION]", help="model, with an optional version or alias")

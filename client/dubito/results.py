@@ -221,7 +221,6 @@ class LabelFigures:
 
 
 def record(kind: type[Record], content: Mapping[str, Any]) -> Record:
-    """Create a record from a JSON response. Unknown fields are ignored."""
     names = {item.name for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
     values = {**content, "raw": content}
     return kind(**{name: value for name, value in values.items() if name in names})

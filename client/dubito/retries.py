@@ -32,8 +32,6 @@ File = tuple[str, tuple[str, bytes, str]]
 
 @dataclass(frozen=True)
 class Request:
-    """An HTTP request."""
-
     method: str
     path: str
     query: Mapping[str, str] = field(default_factory=dict)
@@ -150,7 +148,6 @@ def failure(
 
 
 def retry_after_s(response: httpx.Response) -> float | None:
-    """Parse the seconds of a `Retry-After` header."""
     text = response.headers.get("Retry-After", "")
     return float(text) if text.isascii() and text.isdigit() else None
 

@@ -156,7 +156,6 @@ def _refuse_overlap(source: str, out: str) -> None:
 def _work(
     plan: Plan, out: Files, worker_options: WorkerOptions, options: argparse.Namespace
 ) -> "Progress":
-    """Process the missing shards."""
     names, progress = out.names(), Progress(plan, options)
     todo = [shard.number for shard in plan.shards if plan.part(shard.number) not in names]
     for number in {shard.number for shard in plan.shards} - {*todo}:
@@ -192,7 +191,6 @@ class Progress:
         self.start()
 
     def start(self) -> None:
-        """Start the clock."""
         self._rows_before = self._rows
         self._start = self._printed = time.monotonic()
 

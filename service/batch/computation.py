@@ -116,7 +116,6 @@ class Computation:
         return part_rows(self.model, num_samples or request.num_samples, request.acquisition)
 
     def batches(self, parts: Iterable[Inputs], num_samples: int | None = None) -> Iterator[Inputs]:
-        """Split parts into batches."""
         size = self.batch_rows(num_samples)
         for x in parts:
             for start in range(0, len(x), size):

@@ -69,7 +69,6 @@ class Plan:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Plan":
-        """Restore a plan from the result of `to_bytes`."""
         try:
             return PLANS.validate_json(content)
         except ValidationError:
@@ -136,7 +135,6 @@ def _open_table(source: Files, file: DataFile, spec: InputSpec) -> ParquetFile:
 
 
 def default_shard_rows(row_size: int, outputs: int) -> int:
-    """Return the default number of rows per shard, which limits memory use."""
     return max(1, min(MAX_SHARD_ROWS, MAX_SHARD_NUMBERS // row_size, MAX_SHARD_OUTPUTS // outputs))
 
 

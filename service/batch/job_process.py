@@ -274,7 +274,6 @@ def acquire(job: JobRows, database: Database) -> str:
 
 
 def count_answered(folder: Path) -> tuple[int, int]:
-    """Return the number of acquired rows and the number of control rows."""
     ranking = json.loads((folder / ANSWER_FILE).read_bytes())["ranking"]
     return len(ranking), sum(row["control"] for row in ranking)
 
@@ -361,7 +360,6 @@ class JobPool(Pool):
 def _compute_parallel(
     compute: Callable[[int, Inputs], T], first: int, parts: Iterator[Inputs]
 ) -> Iterator[tuple[Inputs, T]]:
-    """Process several parts in parallel, yielding each part and its result in order."""
     with ThreadPoolExecutor(MAX_ACTIVE_PARTS, "parts") as pool:
         pending: deque[tuple[Inputs, Future[T]]] = deque()
         for x in parts:
@@ -390,7 +388,6 @@ def main() -> int:
 
 
 def run(database: Database, options: dict[str, Any], ending: threading.Event) -> int:
-    """Run a job and record its outcome."""
     jobs, start = Jobs(database), time.monotonic()
     job, max_bytes = jobs.get(options["job"]), options["max_bytes"]
 

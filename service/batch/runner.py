@@ -69,7 +69,6 @@ class JobRunner:
         self._thread.start()
 
     def wake(self) -> None:
-        """Poll the queue immediately."""
         self._wake.set()
 
     def stop(self) -> None:
@@ -140,7 +139,6 @@ class JobRunner:
         self._clock_offset = offset
 
     def _cancel_revoked(self, jobs: Jobs) -> None:
-        """Cancel jobs whose API key was removed."""
         owned = [job for job in jobs.unfinished() if job.owner]
         # The keys are read after the jobs, so they include the keys of new jobs.
         names = self._key_names() if owned else None

@@ -95,7 +95,6 @@ class EngineWork:
 
     @property
     def max_rows(self) -> int:
-        """The maximum number of rows in a micro-batch or part."""
         return part_rows(self.model, self.num_samples, self.acquisition)
 
     @property

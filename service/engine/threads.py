@@ -115,8 +115,6 @@ class _Piece:
 
 
 class Pool:
-    """A thread pool for blocking work."""
-
     def __init__(self, name: str, threads: int, deadline_s: float) -> None:
         self._deadline_s = deadline_s
         self._executor = ThreadPoolExecutor(threads, name)
@@ -137,8 +135,6 @@ class Pool:
 
 
 class Threads:
-    """The service's thread pools."""
-
     def __init__(self, deadline_s: float) -> None:
         self.jobs = Pool("jobs", 2, deadline_s)  # short queries about jobs
         self.files = Pool("files", 1, deadline_s)

@@ -88,7 +88,6 @@ class Models:
         self._load_lock = threading.Lock()
 
     def close(self) -> None:
-        """Stop the threads that prepare posterior draws."""
         for loaded in self.loaded():
             loaded.reservoir.close()
         for loaded in self.loaded():
@@ -158,7 +157,6 @@ class Models:
     # The watcher
 
     def aliases(self, name: str) -> dict[str, str]:
-        """Return the version that each alias of a model serves."""
         return self._aliases.get(name, {})
 
     def set_aliases(self, name: str, aliases: dict[str, str]) -> None:
@@ -255,7 +253,6 @@ class Models:
         return manifest
 
     def _await_preflight(self, name: str, version: str) -> Manifest:
-        """Wait for a version's preflight and return its manifest."""
         self._check_broken((name, version))
         with self._record_errors(name, version):
             manifest = self._manifest(name, version)
@@ -347,7 +344,6 @@ class Models:
         return sorted(self._aliases if allowed is None else allowed & self._aliases.keys())
 
     def errors(self, name: str) -> dict[str, str]:
-        """Return the error for each broken version of a model."""
         with self._lock:
             broken = sorted(self._broken.items())
         return {version: str(error) for (model, version), (_, error) in broken if model == name}

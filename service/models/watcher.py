@@ -117,7 +117,6 @@ class Watcher:
             self.last_read = time.time()
 
     def _read_storage(self) -> None:
-        """Read the storage and log when it becomes unreachable or reachable again."""
         try:
             self.store.storage.refresh()
         except StoreUnreachable as error:

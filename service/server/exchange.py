@@ -56,7 +56,6 @@ class Exchange:
             self.connection.end_exchange(self)
 
     def notify(self) -> None:
-        """Wake the application if it is waiting in `receive`."""
         if self._news is not None:
             self._news.set()
 

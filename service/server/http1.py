@@ -97,7 +97,6 @@ class StrictBuffer(ReceiveBuffer):
 
 
 def new_parser(buffer: StrictBuffer) -> h11.Connection:
-    """Create a parser for the next request in a connection's buffer."""
     parser = h11.Connection(h11.SERVER, max_incomplete_event_size=sys.maxsize)
     # h11 lacks a public way to set the buffer.
     parser._receive_buffer = buffer

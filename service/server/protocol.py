@@ -171,7 +171,6 @@ class HttpConnection(asyncio.Protocol):
             self.transport.write(part)
 
     async def drain(self) -> None:
-        """Wait until the client has read the answer or disconnected."""
         while self._write_paused:
             self._drained = self._drained or asyncio.Event()
             self._drained.clear()

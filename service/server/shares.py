@@ -88,7 +88,6 @@ class Shares(Generic[T]):
         return self._length
 
     def put(self, work: T, client: Hashable, cost: float) -> None:
-        """Queue a piece of work."""
         account = self._accounts.get(client)
         if account is None:
             account = self._accounts[client] = _Account(self.min_account)
@@ -98,7 +97,6 @@ class Shares(Generic[T]):
         self._length += 1
 
     def used(self, client: Hashable) -> float:
-        """Return the work charged to a waiting client's account."""
         return self._accounts[client].used
 
     def turns(self) -> list[Piece[T]]:

@@ -65,7 +65,6 @@ class Worker:
         self.silent_after = 0.0
 
     def start(self) -> None:
-        """Start the process, or log why it cannot be started."""
         now = time.monotonic()
         self.try_again, self.silent_after = now + RESTART_S, now + START_S
         theirs = None

@@ -147,7 +147,6 @@ class Metrics:
         self._observe(key, "batch_requests", len(queue_s))
 
     def count(self, key: VersionKey, **counts: int) -> None:
-        """Increase a version's counters."""
         for name, count in counts.items():
             self._counters[name].labels(*key).inc(count)
 

@@ -94,7 +94,6 @@ class Observe:
                 self.tracing.end(span, record, route, status)
 
     def _strip_prefixes(self, scope: Scope) -> None:
-        """Strip the proxy's prefix and /v1 from the path."""
         prefix, path = self.prefix, scope["path"]
         if prefix and path.startswith(f"{prefix}/"):
             path = path.removeprefix(prefix)
