@@ -5,7 +5,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
-import httpx
 import numpy as np
 import pytest
 from scipy import stats
@@ -279,14 +278,14 @@ def test_a_request_is_taken_in_whole_before_the_next(generator):
 # Over HTTP
 
 
-def test_the_service_watches_live_rows_and_says_so(serve, digits_store, digits_rows):
+def test_the_service_watches_live_rows_and_says_so(open_client, digits_store, digits_rows):
     of_version = {"model": "digits", "version": "1"}
     noise = np.random.default_rng(0).uniform(0, 16, (40, 64))
 
     def drift():
         return client.get("/models/digits").json()["drift"]
 
-    with serve(digits_store) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+    with open_client(digits_store) as client:
         nothing = drift()
         assert (nothing["rows"], nothing["flag_rate"], nothing["alarm"]) == (0, None, False)
         assert nothing["alarm_at"] == ALARM_EVIDENCE

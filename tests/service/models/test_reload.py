@@ -47,12 +47,9 @@ def test_an_alias_that_moves_to_a_broken_version_goes_on_with_the_one_before_and
 
 
 def test_the_least_recently_used_versions_are_unloaded_under_the_memory_bound(
-    serve, own_store, digits_store
+    open_client, own_store, digits_store
 ):
-    with (
-        serve(own_store.root, **SOON) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+    with open_client(own_store.root, **SOON) as client:
         (item,) = model(client)["in_memory"].values()
     for name in ("digits", "digits", "other"):
         publish_again(own_store, digits_store, name)
@@ -61,10 +58,7 @@ def test_the_least_recently_used_versions_are_unloaded_under_the_memory_bound(
         "DUBITO_MAX_MODEL_BYTES": str(2 * item + item // 2),
         "DUBITO_DEFAULT_MODEL": "digits",
     }
-    with (
-        serve(own_store.root, **settings) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+    with open_client(own_store.root, **settings) as client:
 
         def in_memory():
             return {
@@ -92,13 +86,10 @@ def test_the_least_recently_used_versions_are_unloaded_under_the_memory_bound(
 
 
 def test_a_version_that_alone_is_larger_than_the_bound_is_refused_and_says_why(
-    serve, own_store, digits_store
+    open_client, own_store, digits_store
 ):
     settings = {**SOON, "DUBITO_MAX_MODEL_BYTES": "1000"}
-    with (
-        serve(own_store.root, **settings) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+    with open_client(own_store.root, **settings) as client:
         for answer in (predict_blank(client), client.get("/health/ready")):
             assert answer.status_code == 503
             assert (
