@@ -21,8 +21,14 @@ from service.api.media_types import JSON, PROBLEM_JSON
 from service.api.problems import other_form
 from service.server.budget import Reservation
 from service.server.connections import FAILED_KEYS_S, MAX_BEYOND, Connections, Turn
-from service.server.exchange import STATUS_LINES, Exchange
-from service.server.http1 import BadRequest, StrictBuffer, new_parser, read_head
+from service.server.http1 import (
+    STATUS_LINES,
+    BadRequest,
+    Exchange,
+    StrictBuffer,
+    new_parser,
+    read_head,
+)
 from service.server.shares import address_client
 
 HIGH_WATER_BYTES = 64 << 10  # unprocessed input at which reading pauses
