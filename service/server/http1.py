@@ -189,7 +189,8 @@ class Exchange:
             logger.error("an answer failed: %s", type(error).__name__)
         finally:
             self.reservation.release()
-            self.connection.end_exchange(self)
+            if not (self.answered or self.disconnected):
+                self.connection.fail(self)
 
     def notify(self) -> None:
         if self._news is not None:
@@ -220,15 +221,17 @@ class Exchange:
             self._start(message["status"], message.get("headers", ()))
             return
         body, more_body = message.get("body", b""), message.get("more_body", False)
-        await self.connection.drain()
+        if self.connection.is_write_paused:
+            await self.connection.drain()
         if self.disconnected:
             return
+        parts, self._head = [*self._head, *self._frame(body, more_body)], []
         self.answered = not more_body
-        self.connection.write(*self._head, *self._frame(body, more_body))
-        self._head = []
-        if not more_body:
-            self.connection.end_answer(self)
+        if self.answered:
             self.notify()
+        self.connection.write(*parts)
+        if self.answered:
+            self.connection.end_answer(self)
 
     def _start(self, status: int, headers: Any) -> None:
         self.started = True

@@ -74,7 +74,7 @@ class HttpConnection(asyncio.Protocol):
         self._buffer = StrictBuffer()
         self._parser: h11.Connection | None = None  # of the incoming request
         self._is_reading_body = False
-        self._read_paused = self._write_paused = False
+        self._read_paused = self.is_write_paused = False
         self._turn: Turn | None = None  # of the current request
         self._is_queued = False  # the current request waits for a turn
         self._waits_to_read = self._continues = False
@@ -110,7 +110,7 @@ class HttpConnection(asyncio.Protocol):
         self._set_reading_body(False)
         self._cancel_timers("late", "unread", "idle")
         self._discard_input()
-        self._write_paused = False
+        self.is_write_paused = False
         if self._drained is not None:
             self._drained.set()
         if self.exchange is not None:
@@ -140,7 +140,7 @@ class HttpConnection(asyncio.Protocol):
             self._advance()
 
     def pause_writing(self) -> None:
-        self._write_paused = True
+        self.is_write_paused = True
         self.shared.unread.setdefault(self)
         if "unread" not in self._timers:
             self._unread_since = self.loop.time()
@@ -150,7 +150,7 @@ class HttpConnection(asyncio.Protocol):
         self.shared.relieve()
 
     def resume_writing(self) -> None:
-        self._write_paused = False
+        self.is_write_paused = False
         self.shared.unread.pop(self, None)
         if self.exchange is None or self.exchange.answered:
             self._cancel_timers("unread")
@@ -177,7 +177,7 @@ class HttpConnection(asyncio.Protocol):
             self.transport.write(part)
 
     async def drain(self) -> None:
-        while self._write_paused:
+        while self.is_write_paused:
             self._drained = self._drained or asyncio.Event()
             self._drained.clear()
             await self._drained.wait()
@@ -185,20 +185,16 @@ class HttpConnection(asyncio.Protocol):
     def end_answer(self, exchange: Exchange) -> None:
         self.server_state.total_requests += 1
         self._idle_since = self.loop.time()
-        if not self._write_paused:
+        if not self.is_write_paused:
             self._cancel_timers("unread")
-        if self._turn is not None:
-            self._turn.end()
-            self._turn = None
+        self._turn = None  # it ends with the application's task
         exchange.body = bytearray()
         if not exchange.keep_alive or self._stopping:
             self._end()
         else:
             self._advance()
 
-    def end_exchange(self, exchange: Exchange) -> None:
-        if exchange.answered or exchange.disconnected:
-            return
+    def fail(self, exchange: Exchange) -> None:
         if exchange.started:
             self.abort()
         else:
@@ -232,7 +228,7 @@ class HttpConnection(asyncio.Protocol):
         if not self._is_reading_body:
             if exchange is not None and exchange.answered:
                 self.exchange = exchange = None
-            if exchange is not None or self._write_paused or not self._buffer:
+            if exchange is not None or self.is_write_paused or not self._buffer:
                 return False
         if self._parser is None:
             if not self._has_turn():
@@ -306,7 +302,7 @@ class HttpConnection(asyncio.Protocol):
             self.shared.waiting.pop(self, None)
         elif self in self.shared.open:
             self.shared.waiting.setdefault(self)
-        is_head_coming = exchange is None and bool(self._buffer) and not self._write_paused
+        is_head_coming = exchange is None and bool(self._buffer) and not self.is_write_paused
         if not (self._is_reading_body or is_head_coming):
             self._cancel_timers("late")
         elif "late" not in self._timers:
@@ -332,7 +328,7 @@ class HttpConnection(asyncio.Protocol):
         """
         buffered = len(self._buffer) + (0 if self.exchange is None else len(self.exchange.body))
         buffered = buffered if buffered > FREE_BYTES else 0
-        unread = self.transport.get_write_buffer_size() if self._write_paused else 0
+        unread = self.transport.get_write_buffer_size() if self.is_write_paused else 0
         change = buffered + unread - self._counted_bytes
         if change == 0:
             return True
@@ -416,7 +412,7 @@ class HttpConnection(asyncio.Protocol):
             wait_s -= self.loop.time() - self._idle_since
         if wait_s > 0:
             self._start_timer("idle", wait_s, self._check_idle)
-        elif self._write_paused:
+        elif self.is_write_paused:
             self.abort()
         else:
             self.transport.close()
@@ -425,7 +421,7 @@ class HttpConnection(asyncio.Protocol):
         """Disconnect a client that reads its answer too slowly."""
         passed_s = self.loop.time() - self._unread_since
         read = self._written - self.transport.get_write_buffer_size()
-        if self._write_paused and (
+        if self.is_write_paused and (
             read <= read_before or read < MIN_RATE * (passed_s - self.shared.receive_s)
         ):
             self.abort()
@@ -434,7 +430,7 @@ class HttpConnection(asyncio.Protocol):
             self._account()
 
     def _check_sent(self) -> None:
-        if self._write_paused:
+        if self.is_write_paused:
             self._start_timer("late", LINGER_S, self._check_sent)
         else:
             self.transport.close()
