@@ -61,10 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def process_data_set(options: argparse.Namespace, settings: Settings) -> None:
-    """Score or rank a data set, depending on `options.kind`.
-
-    Raise Stopped if the work cannot continue. Finished parts are kept.
-    """
+    """Score or rank a data set. Raise Stopped if the work cannot continue."""
     if not 0 <= options.max_rejects <= 1:
         raise InvalidInput("max-rejects", "a share from 0 to 1", f"{options.max_rejects}")
     for name in ("workers", "shard_rows"):
@@ -276,10 +273,5 @@ def _read_part(out: Files, name: str) -> Any:
     import pyarrow
     import pyarrow.parquet
 
-    content = out.read(name)
-    try:
-        if content is None:
-            raise pyarrow.ArrowException
-        return pyarrow.parquet.read_table(pyarrow.BufferReader(content), use_threads=False)
-    except pyarrow.ArrowException:
-        raise Stopped(f"{OUT}: expected a valid {name}, got a damaged or missing file") from None
+    content = pyarrow.BufferReader(out.read(name))
+    return pyarrow.parquet.read_table(content, use_threads=False)

@@ -140,10 +140,7 @@ class Computation:
     def predict(
         self, x: Inputs, draws: DrawSet, groups: Int64[np.ndarray, "n"] | None = None
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Predict rows and mark those with finite scores.
-
-        Missing cells of `x` are filled in place.
-        """
+        """Predict rows and mark those with finite scores. Fill missing cells of `x` in place."""
         options = self.request.options
         assert options is not None
         missing = fill_missing(x, self.manifest.input.columns)

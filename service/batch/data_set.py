@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import DubitoError, InvalidInput
@@ -64,16 +64,6 @@ class Plan:
     def rejects(self, number: int) -> str:
         return f"{REJECTS}/part-{number:05d}-of-{len(self.shards):05d}.jsonl"
 
-    def to_bytes(self) -> bytes:
-        return PLANS.dump_json(self) + b"\n"
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> "Plan":
-        try:
-            return PLANS.validate_json(content)
-        except ValidationError:
-            raise InvalidInput(OUT, f"an output with a valid {PLAN}", "an invalid one") from None
-
 
 PLANS = TypeAdapter(Plan)
 
@@ -95,10 +85,10 @@ def begin(
         if not data_files:
             raise InvalidInput(SOURCE, "a data set of .parquet files", "none")
         plan = create_plan(source, data_files, request, spec)
-        if out.create(PLAN, plan.to_bytes()):
+        if out.create(PLAN, PLANS.dump_json(plan) + b"\n"):
             return plan
         content = out.read(PLAN) or b""
-    plan = Plan.from_bytes(content)
+    plan = PLANS.validate_json(content)
     request = request if is_seeded else replace(request, seed=plan.request.seed)
     difference = _find_difference(plan, replace(plan, request=request, files=tuple(data_files)))
     if difference is not None:

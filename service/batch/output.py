@@ -69,10 +69,7 @@ class ResultRecords:
 def write_parquet(
     sink: Any, groups: Iterable[Mapping[str, Any]], metadata: Mapping[str, str]
 ) -> None:
-    """Write a table from the columns of its row groups.
-
-    The bytes are reproducible.
-    """
+    """Write a table from the columns of its row groups. The bytes are reproducible."""
     import pyarrow
 
     from model_store.sources.parquet import write_tables
@@ -94,10 +91,7 @@ def parquet_bytes(columns: Mapping[str, Any], metadata: Mapping[str, str]) -> by
 
 
 def table_columns(manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Convert arrays to table columns.
-
-    A two-dimensional array becomes several columns, such as `probabilities.cat`.
-    """
+    """Convert arrays to table columns. A matrix becomes columns such as `probabilities.cat`."""
     parts = part_names(manifest)
     table: dict[str, Any] = {}
     for name, values in arrays.items():

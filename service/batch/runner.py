@@ -127,10 +127,7 @@ class JobRunner:
             self._next_probe = time.monotonic() + PROBE_INTERVAL_S
 
     def _check_clock(self) -> None:
-        """Keep results for another retention period if the clock has jumped.
-
-        After a jump, the age of the results is unknown.
-        """
+        """Keep results for another retention period after a jump, because their age is unknown."""
         offset = time.time() - time.monotonic()
         step = offset - self._clock_offset
         if step > JUMP_S:
@@ -188,10 +185,7 @@ class JobRunner:
                     self.metrics.count(version, acquired_rows=rows, control_rows=control)
 
     def _record_state(self, jobs: Jobs, name: str) -> Job | None:
-        """Log and count a job that has ended or been requeued.
-
-        Returns None if the job has been deleted.
-        """
+        """Log and count a job that has ended or been requeued, unless it has been deleted."""
         try:
             job = jobs.get(name)
         except NotFound:

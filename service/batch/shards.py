@@ -32,7 +32,16 @@ from model_store.sources.columns import count_unknown
 from model_store.sources.files import check_ids
 from model_store.sources.row_file import ID
 from service.batch.computation import UNKNOWN_CATEGORIES, Computation
-from service.batch.data_set import OUT, PLAN, SOURCE, Plan, Rows, Shard, read_shard, reject_line
+from service.batch.data_set import (
+    OUT,
+    PLAN,
+    PLANS,
+    SOURCE,
+    Rows,
+    Shard,
+    read_shard,
+    reject_line,
+)
 from service.batch.files import Stopped, open_files
 from service.batch.output import parquet_bytes, table_columns, table_metadata
 from service.server.process import keep_heaps_whole
@@ -89,7 +98,7 @@ class Worker:
         content = self.out.read(PLAN)
         if content is None:
             raise InvalidInput(OUT, "a location that all workers can access", "none")
-        self.plan = Plan.from_bytes(content)
+        self.plan = PLANS.validate_json(content)
         request = self.plan.request
         version = open_store(**options.store).open(request.model, request.version, files=NEEDED)
         self.model = Model.load(version, self._threads)

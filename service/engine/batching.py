@@ -164,10 +164,7 @@ class EngineWork:
         return set_bytes if is_cached and set_bytes <= MAX_DRAW_SET_BYTES else 0
 
     def expire(self) -> bool:
-        """Check whether the work was cancelled or its deadline has passed.
-
-        If the deadline has passed, the future fails.
-        """
+        """Check whether the work was cancelled or is late. Late work fails with `PastDeadline`."""
         assert self.future is not None
         if time.monotonic() > self.context.deadline:
             finish([self], PastDeadline())
@@ -195,12 +192,7 @@ class Engine:
         self._worker.join()
 
     async def compute(self, work: EngineWork) -> None:
-        """Compute work in the worker thread, or directly if it is small.
-
-        Raises:
-            PastDeadline: if the deadline passes.
-            ClientDisconnect: if the client disconnects.
-        """
+        """Compute work in the worker thread, or directly if it is small."""
         is_small = self.admission.row_draws <= SMALL_ROW_DRAWS and work.model.encoder is None
         if is_small and work.seed is None and work.is_quick:
             work.queued = time.perf_counter()
@@ -327,10 +319,7 @@ class Engine:
         self._count(batch, len(x), start, end)
 
     def _max_rows(self, work: EngineWork) -> int:
-        """Return the maximum number of rows per step.
-
-        It is smaller while other requests are active.
-        """
+        """Return the maximum number of rows per step, fewer while other requests are active."""
         max_rows = work.max_rows
         is_cached = keeps_draws(work.model, work.num_samples, work.acquisition)
         if len(work.x) > max_rows and self.admission.active_requests > 1 and is_cached:
@@ -351,10 +340,7 @@ class Engine:
 
 
 def keeps_draws(model: Model, num_samples: int, acquisition: str | None) -> bool:
-    """Check whether all parts of the work share one draw set.
-
-    Otherwise, each part recomputes the draws.
-    """
+    """Check whether all parts of the work share one draw set, instead of recomputing it."""
     if model.runtime.has_joint and acquisition in model.predictive.joint_acquisitions:
         return False
     return num_samples * model.runtime.draw_bytes <= MAX_DRAW_SET_BYTES

@@ -206,11 +206,7 @@ def acquired_rows(
     rows: list[dict[str, Any]],
     predictions: list[dict[str, Any]],
 ) -> list[AcquiredRow]:
-    """Convert an answer's rows to database rows.
-
-    Args:
-        predictions: predictions of the control rows, in the order of `rows`.
-    """
+    """Convert an answer's rows to database rows, with the predictions of control rows in order."""
     remaining = iter(predictions)
     return [
         AcquiredRow(

@@ -37,12 +37,7 @@ class FairThreads:
     async def run(self, context: RequestContext, size: int, work: Callable[[], T]) -> T:
         """Run work in a thread. The work must call `context.pause` every few milliseconds.
 
-        Args:
-            size: bytes of the input or output. Small work runs first.
-
-        Raises:
-            PastDeadline: if the deadline passes.
-            ClientDisconnect: if the client disconnects.
+        `size` is the number of bytes of the input or output. Small work runs first.
         """
         piece = _Piece(self, context)
         self.put(piece, min(SLICE_BYTES, max(1, size)))

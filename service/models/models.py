@@ -124,12 +124,7 @@ class Models:
         return loaded
 
     def get(self, name: str, version: str = LATEST) -> ServedModel:
-        """Return a model, loading it if necessary. This can block.
-
-        Raises:
-            NotFound: for an unknown version.
-            BrokenArtifact, UnsupportedFormat, TooLargeToLoad: if the version cannot be served.
-        """
+        """Return a model, loading it if necessary. This can block."""
         loaded = self.peek(name, version)
         if loaded is not None:
             return loaded
@@ -212,12 +207,8 @@ class Models:
     def load(self, name: str, version: str, is_aliased: bool) -> ServedModel:
         """Return a version, running its preflight and loading it if necessary.
 
-        Args:
-            is_aliased: prepare draws for the version.
-
-        Raises:
-            StoreError: if the version is broken. The next try is after `RETRY_BROKEN_S` or, if its
-                preflight failed, `RETRY_PREFLIGHT_S`.
+        Only a version that `is_aliased` gets prepared draws. A broken version is tried again after
+        `RETRY_BROKEN_S` or, if its preflight failed, `RETRY_PREFLIGHT_S`.
         """
         key, manifest = (name, version), None
         if key not in self._loaded:  # without the lock, so that others can load

@@ -43,13 +43,7 @@ class Preflights:
             return future
 
     def check(self, manifest: Manifest) -> None:
-        """Wait for a version's preflight to pass. After a failure, the next call repeats it.
-
-        Raises:
-            BrokenArtifact: if it failed.
-            ShuttingDown: if the service is shutting down.
-            StoreError: if the files are unavailable.
-        """
+        """Wait for a version's preflight to pass. After a failure, the next call repeats it."""
         has_passed, future = False, self.submit(manifest)
         try:
             failure = future.result()

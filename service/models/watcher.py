@@ -48,10 +48,7 @@ class Watcher:
         return [text for text in (self.store_problem, *self.problems.values()) if text is not None]
 
     def start(self) -> None:
-        """Start the thread and wait until the latest versions are loaded.
-
-        A bucket may be slow, so the wait for it is limited.
-        """
+        """Start the thread and wait, briefly for a bucket, until the latest versions are loaded."""
         self._thread.start()
         is_bucket = isinstance(self.settings.store, str)
         self._has_started.wait(MAX_BUCKET_WAIT_S if is_bucket else None)

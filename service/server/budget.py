@@ -30,10 +30,7 @@ class ByteBudget:
         self._lock = threading.Lock()
 
     def try_acquire(self, size: int, client: Hashable = None, small: bool = True) -> bool:
-        """Try to reserve bytes within the budget and the client's share.
-
-        Small requests can exceed the client's share.
-        """
+        """Try to reserve bytes within the budget and, unless `small`, the client's share."""
         with self._lock:
             left = self.max_bytes - self.used_bytes - size
             if left < 0 or not (small or self._client_bytes[client] + size <= MAX_SHARE * left):
@@ -75,10 +72,7 @@ class Reservation:
         self.used_bytes += size
 
     def reserve(self, size: int, field: str) -> None:
-        """Reserve bytes like `acquire`, but raise TooLarge if they exceed any client's share.
-
-        `field` is the field of the request from which the data are decoded.
-        """
+        """Reserve bytes for data from a field. Raise TooLarge if no client could have so many."""
         self._check(self.used_bytes + size, field)
         self.acquire(size)
 

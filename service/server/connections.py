@@ -146,10 +146,7 @@ class Connections:
             next(iter(self.beyond)).evict()
 
     def _evict(self, client: Hashable = None) -> bool:
-        """Close an idle connection, by default from the client with the most connections.
-
-        Returns False if no connection is idle.
-        """
+        """Close an idle connection, by default of any client. Return False if none is idle."""
         candidates = [c for c in self.waiting if client is None or c.client == client]
         if candidates:  # max() returns the first, which has waited longest
             max(candidates, key=lambda c: self.clients[c.client]).evict()

@@ -23,10 +23,7 @@ T = TypeVar("T")
 
 
 def address_client(peer: tuple[str, int] | None) -> Hashable:
-    """Identify a client by its address.
-
-    Clients without an address are all distinct.
-    """
+    """Identify a client by its address. Clients without an address are all distinct."""
     return object() if not peer else _network(peer[0])
 
 
@@ -74,10 +71,7 @@ _DUE, _AFTER = attrgetter("due", "number"), attrgetter("after", "number")
 
 
 class Shares(Generic[T]):
-    """A fair queue for the work of several clients. Not thread-safe.
-
-    Costs are positive, in any unit.
-    """
+    """A fair queue for the work of several clients, with costs in any unit. Not thread-safe."""
 
     def __init__(self) -> None:
         self.min_account = 0.0  # smallest account of a waiting client

@@ -91,10 +91,7 @@ class _Queue(QueueHandler):
 
 
 class _Writer(QueueListener):
-    """A thread that writes records without locks.
-
-    It can therefore block until the process ends.
-    """
+    """A thread that writes records without locks, so that it can block until the process ends."""
 
     def __init__(self, records: Queue[Any], formatter: logging.Formatter) -> None:
         super().__init__(records)
@@ -178,10 +175,7 @@ def _origin(scope: Scope) -> dict[str, str | None]:
 
 
 def where(error: BaseException) -> str:
-    """Return an error's type and traceback.
-
-    The message is omitted, because it may repeat input.
-    """
+    """Return an error's type and traceback, without its message, which may repeat input."""
     frames = "".join(traceback.format_tb(error.__traceback__)).rstrip()
     return f"{type(error).__name__}\n{frames}"
 
