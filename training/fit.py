@@ -28,11 +28,7 @@ from training.fitting.encoding import ENCODED, Encoding, encoder_graph, make_enc
 from training.fitting.laplace import check_trained
 from training.fitting.linear import choose_share, fit_linear
 from training.fitting.run import CHECKPOINT, Callback, Run, run_provenance
-from training.fitting.steps import (
-    VALIDATION_DRAWS,
-    check_augmentation,
-    restoring_torch,
-)
+from training.fitting.steps import VALIDATION_DRAWS, check_augmentation, restoring_torch
 from training.fitting.stopping import AS_CONFIGURED, AT_LIMIT, FixedEpochs
 from training.fitting.warm_start import check_compatible
 from training.folders import data_root, hold, runs_folder

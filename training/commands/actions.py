@@ -35,14 +35,7 @@ from training.data.plan import Plan, make_plan, recipe_text, write_recipe
 from training.folders import data_root, open_store
 from training.recipe import Recipe
 from training.sections import DataSection
-from training.versions import (
-    WEIGHTS,
-    fitted_data,
-    load_for,
-    load_parent,
-    open_parent,
-    open_version,
-)
+from training.versions import WEIGHTS, fitted_data, load_for, load_parent, open_parent, open_version
 
 # Fields of `--json`
 FINDING_KEYS = ("source", "rows", "task", "reason", "target", "shape", "classes", "notes")

@@ -21,13 +21,7 @@ from pyarrow import compute
 
 from model_store.artifacts.manifest import Decimal, NumberStyle, Thousands
 from model_store.errors import InvalidInput
-from model_store.sources.arrow import (
-    EXACT_INTEGERS,
-    Column,
-    as_text,
-    column_type,
-    name_categories,
-)
+from model_store.sources.arrow import EXACT_INTEGERS, Column, as_text, column_type, name_categories
 from model_store.sources.cells import (
     CLOCK,
     COMMA_NUMBER,

@@ -79,8 +79,7 @@ def evaluate_version(
     if data is None:
         data, is_fitted = load_data(version, data_root(), options.source)
     source = options.source or version.recipe.data.source
-    test = test_rows(data, is_fitted, options)
-    log_rows(test, data, is_fitted, source)
+    test = test_rows(data, is_fitted, options, source)
     sets = _sets(version, model, data, test, options) if options.has_unusual_sets else {}
     predictor = ServedPredictor(model, draws, options.seed)
     predicted, outliers = predictor.test(test, data.group_names), {}
@@ -157,21 +156,22 @@ def check_options(version: Parent, options: EvaluationOptions) -> None:
         raise InvalidInput("--seed", f"0 to {MAX_SEED}", str(options.seed))
 
 
-def test_rows(data: Dataset, is_fitted: bool, options: EvaluationOptions) -> Rows:
-    """Select up to `options.rows` test rows.
+def test_rows(
+    data: Dataset, is_fitted: bool, options: EvaluationOptions, source: str | None = None
+) -> Rows:
+    """Select up to `options.rows` test rows, and log their number if `source` is set.
 
     All rows of a new source are test rows, unless the source defines a test split.
     """
-    rows = data.rows if data.is_held_out and not is_fitted else data.test
-    order = generator(options.seed, EvaluationStream.TEST_ROWS).permutation(len(rows))
-    return rows.take(order[: options.rows])
-
-
-def log_rows(test: Rows, data: Dataset, is_fitted: bool, source: str) -> None:
     takes_all = data.is_held_out and not is_fitted
-    kind, rows = ("all", len(data.rows)) if takes_all else ("the test", len(data.test))
-    part = f"{len(test)} (--rows) of " if len(test) < rows else ""
-    log.info("measured on %s%s rows of %s (%d)", part, kind, source, rows)
+    rows = data.rows if takes_all else data.test
+    order = generator(options.seed, EvaluationStream.TEST_ROWS).permutation(len(rows))
+    test = rows.take(order[: options.rows])
+    if source is not None:
+        kind = "all" if takes_all else "the test"
+        part = f"{len(test)} (--rows) of " if len(test) < len(rows) else ""
+        log.info("measured on %s%s rows of %s (%d)", part, kind, source, len(rows))
+    return test
 
 
 def load_data(version: Parent, root: Path, source: str | None) -> tuple[Dataset, bool]:

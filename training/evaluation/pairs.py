@@ -20,13 +20,7 @@ from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from training import log
 from training.data import Rows
-from training.evaluation.evaluate import (
-    EvaluationOptions,
-    check_options,
-    load_data,
-    log_rows,
-    test_rows,
-)
+from training.evaluation.evaluate import EvaluationOptions, check_options, load_data, test_rows
 from training.evaluation.metrics import (
     LEVEL,
     RESAMPLES,
@@ -185,8 +179,7 @@ def compare_versions(
         strict=True,
     )
     is_fitted = any(fit_sources)
-    tests = [test_rows(dataset, is_fitted, options) for dataset in data]
-    log_rows(tests[0], data[0], is_fitted, source)
+    tests = [test_rows(data[0], is_fitted, options, source), test_rows(data[1], is_fitted, options)]
     if not np.array_equal(tests[0].y, tests[1].y):
         expected = f"a version for the same rows as {first.label}"
         raise InvalidInput("the second version", expected, second.label)

@@ -5,13 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn import metrics
 
-from training.evaluation.metrics import (
-    RiskCoverage,
-    class_figures,
-    detection,
-    reliability,
-    values,
-)
+from training.evaluation.metrics import RiskCoverage, class_figures, detection, reliability, values
 
 # Few values, so that there are many ties.
 SCORES = st.integers(1, 12).flatmap(

@@ -15,12 +15,7 @@ from tests.support.recipes import recipe_with, write_recipe
 from training.__main__ import main
 from training.commands import print_messages
 from training.data import digits
-from training.evaluation.evaluate import (
-    EvaluationOptions,
-    load_data,
-    log_rows,
-    write_report,
-)
+from training.evaluation.evaluate import EvaluationOptions, load_data, write_report
 from training.evaluation.evaluate import test_rows as measured_rows
 from training.evaluation.quality import ServedPredictor, measure_set
 from training.publishing.baselines import LOG_LIKELIHOOD
@@ -296,8 +291,7 @@ def test_all_rows_of_a_file_are_measured_but_of_that_of_the_fit_its_test_rows(
     for source in ("csv:copy.csv", "csv:new.csv", "csv:people.csv"):
         with print_messages():
             data, is_fitted = load_data(version, tmp_path, source)
-            test = measured_rows(data, is_fitted, EvaluationOptions(rows=55))
-            log_rows(test, data, is_fitted, source)
+            test = measured_rows(data, is_fitted, EvaluationOptions(rows=55), source)
         message.append((len(test), is_fitted, capsys.readouterr().err))
         if source == "csv:new.csv":
             assert len(data.left_out) == 7

@@ -2,11 +2,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from training.evaluation.metrics import (
-    TargetMeasures,
-    distribution_function,
-    pit_measures,
-)
+from training.evaluation.metrics import TargetMeasures, distribution_function, pit_measures
 
 MEAN, STD = np.array([[0.0], [1.5], [-4.0]]), np.array([[1.0], [0.3], [2.0]])
 OUTPUTS = np.stack([MEAN, 2 * np.log(STD)], axis=-1)  # three draws of one row
