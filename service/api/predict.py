@@ -26,7 +26,7 @@ from model_store.sources.columns import (
 from model_store.sources.files import open_rows
 from model_store.sources.row_file import RowFile, Source
 from model_store.sources.rows import MAX_FAST_BYTES, RowReader, Rows
-from model_store.types import Content, Pause
+from model_store.types import Pause
 from service.api.explanations import explanation_bytes
 from service.api.media_types import ENDINGS, FORM, JSON, NPZ
 from service.api.openapi import BINARY, PURPOSE_PARAMETER, request_body
@@ -55,7 +55,7 @@ from service.api.responses import (
     predict_npz,
     response,
 )
-from service.api.schemas import Envelope, PredictRequest
+from service.api.schemas import PredictRequest
 from service.auth.scopes import POOLS_KEY, SCOPES_KEY, needs
 from service.context import Context, get_context
 from service.engine.batching import BATCH_ROW_DRAWS, EngineWork, Predicted
@@ -142,32 +142,18 @@ async def read_work(
     loaded = await context.find_model(call, envelope)
     if inline is not None:
         return RowWork(call, envelope, loaded, inline, field)
-    file = await open_rows_file(context, call, body, envelope, loaded, field)
+    name = getattr(envelope, f"{field}_file", None)
+    if name is None:
+        ending = ENDINGS[request_media_type(call.request)]
+        file = await open_file(context, call, body, loaded, field, ending)
+    else:
+        allowed, field = call.request.scope.get(POOLS_KEY), f"{field}_file"
+        find = partial(resolve_path, settings.pools, name, field, allowed)
+        file = await open_file(context, call, await context.threads.state(find), loaded, field)
     if not is_job:
         jobs = f"{call.request.scope['path']}/jobs"
         check_row_count(file.field, len(file), max_rows, f" ({jobs} takes more)")
     return RowWork(call, envelope, loaded, file, file.field)
-
-
-async def open_rows_file(
-    context: Context,
-    call: RequestContext,
-    body: Content,
-    envelope: Envelope,
-    loaded: ServedModel,
-    field: str,
-) -> RowFile:
-    """Open the row file that is the request body or is named in the envelope."""
-    file_field = f"{field}_file"
-    name = getattr(envelope, file_field, None)
-    if name is not None:
-        allowed = call.request.scope.get(POOLS_KEY)
-        path = await context.threads.state(
-            partial(resolve_path, context.settings.pools, name, file_field, allowed)
-        )
-        return await open_file(context, call, path, loaded, file_field)
-    ending = ENDINGS[request_media_type(call.request)]
-    return await open_file(context, call, body, loaded, field, ending)
 
 
 async def open_file(
