@@ -16,7 +16,7 @@ from model_store.state.jobs import Jobs
 from model_store.state.labels import counts, has_state
 from service.api.jobs import JobAnswer, cancel_job, job_json
 from service.api.schemas import Envelope
-from service.auth.scopes import get_owner, key_name, needs
+from service.auth.scopes import key_name, needs
 from service.batch.candidate import can_fit, command, last_lines
 from service.context import AllowedModels, Audit, Context, CurrentContext, CurrentRequest, ModelName
 from service.errors import NotDone
@@ -129,7 +129,7 @@ async def post_candidate(
         jobs = Jobs(context.state)
         last = jobs.latest_candidate(name)
         if last is None or last.is_over:
-            rows, owner = counts(context.state, name)["labels"], get_owner(request.scope)
+            rows, owner = counts(context.state, name)["labels"], key_name(request.scope) or ""
             fit = {"model": name, "version": latest.version, "num_samples": 1, "seed": 0}
             fit |= {"rows": rows, "read_as": "labels", "ignored": []}
             job, max_bytes = jobs.new_folder()[0], context.settings.max_job_bytes

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
-from service.auth.scopes import OPEN_TO_ALL, can_see_names, needs
+from service.auth.scopes import OPEN_TO_ALL, SCOPES_KEY, allowed_models, needs
 from service.context import Context, CurrentContext
 from service.errors import NotReady, ShuttingDown
 from service.models.models import HOW_TO_PUBLISH
@@ -51,7 +51,7 @@ async def get_ready(request: Request, context: CurrentContext) -> dict[str, Any]
 
     If API keys are configured, only requests with a valid key see model names.
     """
-    shows_names = can_see_names(request.scope)
+    shows_names = bool(request.scope[SCOPES_KEY]) and allowed_models(request.scope) is None
     serving = check_ready(context, shows_names)
     problems = context.watcher.all_problems()
     answer: dict[str, Any] = {"status": "degraded" if problems else "ready"}

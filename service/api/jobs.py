@@ -33,7 +33,7 @@ from service.api.options import resolve_groups, resolve_num_samples
 from service.api.predict import RowWork, read_work, to_numbers
 from service.api.responses import format_timestamp, json_response
 from service.api.schemas import AcquireRequest, PredictJobRequest, Timestamp
-from service.auth.scopes import SCOPES_KEY, allowed_models, get_owner, needs
+from service.auth.scopes import SCOPES_KEY, allowed_models, key_name, needs
 from service.batch.computation import request_fields
 from service.batch.job_process import GROUPS_FILE, IDS_FILE, SELECTED_FILE, JobRequest
 from service.context import Audit, Context, CurrentContext, LinkPrefix
@@ -90,7 +90,8 @@ READ = [needs("read")]
 
 async def _access(request: Request) -> tuple[str | None, frozenset[str] | None]:
     is_admin = "admin" in request.scope[SCOPES_KEY]
-    return None if is_admin else get_owner(request.scope), allowed_models(request.scope)
+    owner = None if is_admin else (key_name(request.scope) or "")
+    return owner, allowed_models(request.scope)
 
 
 # The owner and models whose jobs the request's key can use, or None for all
@@ -275,7 +276,7 @@ def _queue(
         OverQuota: if the files of the key's jobs take too much space.
     """
     settings, jobs = context.settings, Jobs(context.state)
-    owner = get_owner(work.call.request.scope)
+    owner = key_name(work.call.request.scope) or ""
     client = owner or str(work.call.client)
 
     def may_wait(queued: Mapping[str, int]) -> bool:

@@ -77,18 +77,8 @@ def needed_scope(route: APIRoute) -> Scope | None:
     raise AssertionError(f"{route.path}: add needs(...) or OPEN_TO_ALL to its dependencies")
 
 
-def can_see_names(scope: AsgiScope) -> bool:
-    """Check whether the response to a public route may contain model names."""
-    return bool(scope[SCOPES_KEY]) and allowed_models(scope) is None
-
-
 def key_name(scope: AsgiScope) -> str | None:
     return scope.get(KEY_NAME)
-
-
-def get_owner(scope: AsgiScope) -> str:
-    """Return the name of the request's API key, or "" if there is no key."""
-    return key_name(scope) or ""
 
 
 def allowed_models(scope: AsgiScope) -> frozenset[str] | None:
