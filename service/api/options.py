@@ -10,7 +10,7 @@ from model_store.artifacts.manifest import CategorySpec
 from model_store.conformal.calibration import DEFAULT_FPR, format_rate
 from model_store.conformal.mondrian import UNKNOWN
 from model_store.conformal.rank_tables import confident_rank, largest_coverage
-from model_store.errors import InvalidInput, TooLarge
+from model_store.errors import InvalidInput, TooLarge, describe_value
 from model_store.inference.model import Model
 from model_store.inference.prediction import DecisionOptions
 from service import limits
@@ -87,10 +87,11 @@ def resolve_priors(envelope: Envelope, model: Model) -> tuple[float, ...] | None
         received = f"no share of {missing[0]!r}"[:100] if missing else "unknown classes too"
         expected = f"a share of each of the {len(manifest.classes)} classes"
         raise InvalidInput("priors", expected, received)
-    shares = tuple(priors[name] for name in manifest.classes)
-    for name, share in zip(manifest.classes, shares, strict=True):
-        if not 0.0 <= share <= 1.0:
-            raise InvalidInput(f"priors.{name}"[:100], "a share from 0 to 1", f"{share:g}")
+    for name in manifest.classes:
+        share = priors[name]
+        if type(share) not in (int, float) or not 0.0 <= share <= 1.0:
+            raise InvalidInput(f"priors.{name}"[:100], "a share from 0 to 1", describe_value(share))
+    shares = tuple(float(priors[name]) for name in manifest.classes)
     if abs(sum(shares) - 1.0) > PRIORS_TOLERANCE:
         raise InvalidInput("priors", "shares that sum to 1", f"a sum of {sum(shares):.9g}")
     unknown = label_shift.unknown_classes(np.array(shares))

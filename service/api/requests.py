@@ -228,8 +228,7 @@ def validate(kind: type[Validated], content: dict[str, Any]) -> Validated:
 
 
 def _invalid(kind: type[BaseModel], error: ErrorDetails) -> InvalidInput:
-    path = error["loc"][:1] if "priors" in error["loc"] else error["loc"]
-    name, received = ".".join(map(str, path)), describe_value(error["input"])
+    name, received = ".".join(map(str, error["loc"])), describe_value(error["input"])
     match error["type"]:
         case "extra_forbidden":
             name = name if len(name) <= 80 else name[:77] + "..."

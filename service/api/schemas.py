@@ -6,7 +6,7 @@
 from itertools import islice
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 
 from model_store.acquisition.choice import ACQUISITIONS, MAX_BETA, MIN_BETA
 from model_store.errors import MAX_ERRORS
@@ -25,19 +25,11 @@ EXAMPLE_ROW: list[Any] = [
 ]
 
 
-def _keep_first_invalid(values: Any) -> Any:
-    """Reduce a mapping to its first invalid number, if it has any.
-
-    Pydantic then reports only one error.
-    """
-    if isinstance(values, dict):
-        for name, value in values.items():
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                return {name: value}
-    return values
-
-
-Priors = Annotated[dict[str, float], BeforeValidator(_keep_first_invalid)]
+# `resolve_priors` checks the numbers, because pydantic would report an error for each.
+Priors = Annotated[
+    dict[str, Any],
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}}),
+]
 
 
 def drop_extra_unknown(kind: type[BaseModel], content: dict[str, Any]) -> dict[str, Any]:

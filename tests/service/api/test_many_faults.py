@@ -17,7 +17,6 @@ UNKNOWN = {f"unknown{i}": 0 for i in range(MANY)}
         (LabelsRequest, {"labels": [{"id": "a", **UNKNOWN}]}, r"^labels\.0\.unknown0: "),
         (PredictRequest, {"inputs": [], **UNKNOWN}, r"^unknown0: expected one of confidence"),
         (PredictRequest, {"inputs": [], "groups": [0] * MANY}, r"^groups\.0: "),
-        (PredictRequest, {"inputs": [], "priors": dict.fromkeys(UNKNOWN, "x")}, "^priors: "),
         (AcquireRequest, {"pool": [], "k": 1, "ids": [0] * MANY}, r"^ids\.0: "),
     ],
 )

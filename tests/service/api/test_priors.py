@@ -116,7 +116,10 @@ def test_a_pool_is_ranked_under_priors(client):
         ({"priors": SKEWED | {"secret": 0.0}}, "classes, got unknown classes too"),
         ({"priors": SKEWED | {"8": 0.56}}, "priors: expected shares that sum to 1, got a sum"),
         ({"priors": SKEWED | {"8": -0.1}}, "priors.8: expected a share from 0 to 1, got -0.1"),
-        ({"priors": SKEWED | {"8": "much"}}, "priors: expected a valid number, got a string"),
+        (
+            {"priors": SKEWED | {"8": "much"}},
+            "priors.8: expected a share from 0 to 1, got a string",
+        ),
         ({"priors": [0.1] * 10}, "priors: expected a valid dictionary"),
         ({"priors": SKEWED, "fdr": 0.1}, "fdr: expected no value with priors"),
         ({"priors": SKEWED, "risk": 0.2}, "risk: expected no value with priors"),
