@@ -207,7 +207,7 @@ def indicated_cells(x: Float32[np.ndarray, "N I"], columns: Columns) -> Bool[np.
 
 
 def unknown_cells(x: Float32[np.ndarray, "N I"], columns: Columns) -> Bool[np.ndarray, "N C"]:
-    """Find unknown categories, and missing ones in columns without an indicator."""
+    """Find unknown categories, and missing categories in columns without an indicator."""
     is_categorical = np.array([isinstance(column, CategoricalColumn) for column in columns])
     has_indicator = np.array([column.indicator for column in columns], dtype=int)
     return (x[:, _ends(columns) - 1 - has_indicator] != 0.0) & is_categorical

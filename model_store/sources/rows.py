@@ -129,7 +129,7 @@ class RowReader:
         first = 0
         for part in [rows] if isinstance(rows, list | np.ndarray) else rows.parts():
             if isinstance(rows, RowFile):
-                self.pixels = 0  # files have any number of parts
+                self.pixels = 0  # the limit holds for each part of a file
             at_once = max(1, NUMBERS_AT_ONCE // math.prod(self.spec.shape))
             at_once = 1 if self._is_long(part) else at_once
             for start in range(0, count_rows(part), at_once):

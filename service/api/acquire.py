@@ -256,9 +256,10 @@ def select_rows(
     rows: int,
     seed: int,
 ) -> tuple[list[str], Selection]:
-    """Select the rows to rank and the control rows. Return them after the ids, by default numbers.
+    """Select the rows to rank and the control rows.
 
-    This reads the state, so call it from a worker thread.
+    Return the ids, which are row numbers by default, and the selection. This reads the state, so
+    call it from a worker thread.
     """
     ids, labelled = list(map(str, range(rows))) if names is None else names, set[str]()
     check_keep(envelope.keep, envelope.control, ids)
