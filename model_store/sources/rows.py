@@ -302,7 +302,7 @@ def _path(field: str, index: int, lengths: tuple[int, ...]) -> str:
 
 def add_row_id(error: InvalidInput, ids: Sequence[str] | None) -> InvalidInput:
     """Add row ids to the messages of an error and its `other_errors`."""
-    if ids is None:
+    if not ids:
         return error
 
     def add_id(error: InvalidInput) -> InvalidInput:
