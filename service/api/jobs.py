@@ -44,13 +44,9 @@ from service.request_context import RequestContext, get_link_prefix
 from service.server.shares import is_within_share
 from service.telemetry.logs import AuditLog
 
-FILE_CONTENT: dict[str, Any] = {
-    NPZ: {"schema": BINARY},
-    PARQUET: {"schema": BINARY},
-    "text/plain": {"schema": {"type": "string"}},
-}
 RETRY_AFTER_S = 60  # if too many jobs are queued
-MEDIA_TYPES = {".json": JSON, ".npz": NPZ, ".parquet": PARQUET, ".txt": "text/plain"}
+FILE_TYPES = {".npz": NPZ, ".parquet": PARQUET, ".txt": "text/plain"}
+MEDIA_TYPES = {".json": JSON, **FILE_TYPES}
 
 
 class JobAnswer(BaseModel):
@@ -126,7 +122,7 @@ async def get_job(context: CurrentContext, prefix: LinkPrefix, job: OwnJob) -> d
 @router.get(
     "/jobs/{job}/result",
     response_model=AcquireAnswer,
-    responses={200: {"content": FILE_CONTENT}},
+    responses={200: {"content": {kind: {"schema": BINARY} for kind in FILE_TYPES.values()}}},
     dependencies=READ,
 )
 async def get_job_result(context: CurrentContext, job: OwnJob) -> Response:
