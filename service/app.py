@@ -136,7 +136,7 @@ def _add_routes(app: FastAPI, context: Context) -> None:
     app.mount(openapi.SWAGGER_FILES, page.PackageFiles(packages=[("fastapi_offline", "static")]))
     if context.settings.page:
         tolerant.append(page.router)
-        app.mount("/page", page.PageFiles())
+        app.mount("/page", page.PageFiles(directory=page.FOLDER))
     for part in parts:
         app.include_router(part.router, dependencies=[Depends(check_query_is_read)])
     for router in tolerant:

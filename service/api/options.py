@@ -110,11 +110,10 @@ def resolve_groups(
     Return None unless the model is calibrated by group.
     """
     spec = model.manifest.categories
-    is_by_group = spec is not None and spec.kind == "group"
-    if envelope.groups is not None and not is_by_group:
-        expected = f"none, because {model.manifest.name} is not calibrated by group"
-        raise InvalidInput("groups", expected, "some")
-    if spec is None or not is_by_group:
+    if spec is None or spec.kind != "group":
+        if envelope.groups is not None:
+            expected = f"none, because {model.manifest.name} is not calibrated by group"
+            raise InvalidInput("groups", expected, "some")
         return None
     if envelope.groups is None:
         return np.full(rows, UNKNOWN)

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -20,7 +19,6 @@ from service.api.media_types import accepts_gzip, list_header
 from service.auth.scopes import OPEN_TO_ALL
 
 FOLDER = Path(__file__).parent.parent / "page"
-SUFFIXES = {".html", ".css", ".js", ".svg"}
 VENDOR = "vendor"  # files with a version in the name
 # The hash of the stylesheet that Observable Plot adds to each plot
 PLOT_STYLE = "sha256-jSYQUrW7J0b3jPqhZP9C2Xh1PyJKHKXd4s0fpGGKrww="
@@ -98,14 +96,6 @@ async def get_page() -> Response:
 
 class PageFiles(PackageFiles):
     """Serves the page's static files with security headers."""
-
-    def __init__(self) -> None:
-        super().__init__(directory=FOLDER)
-
-    def lookup_path(self, path: str) -> tuple[str, Any]:
-        full_path, stat = super().lookup_path(path)
-        is_ours = stat is not None and S_ISREG(stat.st_mode) and Path(path).suffix in SUFFIXES
-        return (full_path, stat) if is_ours else ("", None)
 
     def file_response(self, full_path: Any, *args: Any, **options: Any) -> Response:
         response = super().file_response(full_path, *args, **options)
