@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from model_store.artifacts.manifest import FileSpec
+from model_store.types import Content
 
 PIECE_BYTES = 1 << 20  # per read of a large file
 
@@ -47,7 +48,7 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
 
 
-def write_synced(path: Path, content: bytes) -> None:
+def write_synced(path: Path, content: Content) -> None:
     with path.open("wb") as file:
         file.write(content)
         file.flush()

@@ -1,7 +1,6 @@
 """Routes for background jobs."""
 
 import io
-import os
 import shutil
 import time
 from collections.abc import Iterable, Mapping
@@ -18,13 +17,13 @@ from pydantic import BaseModel
 
 from model_store.acquisition.choice import max_joint_candidates
 from model_store.acquisition.ranking import race_stages
+from model_store.artifacts.disk import write_synced
 from model_store.errors import InvalidInput, NotFound, TooLarge
 from model_store.sources.files import file_stamp, open_rows
 from model_store.sources.row_file import RowFile
 from model_store.sources.rows import RowReader
 from model_store.state.database import as_state_errors, may_be_damaged
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
-from model_store.types import Content
 from service import limits
 from service.api.acquire import AcquireAnswer, find_names, select_rows
 from service.api.media_types import JSON, NPZ, PARQUET
@@ -280,7 +279,8 @@ def _queue(
 
     name, folder = jobs.new_folder()
     try:
-        request = asdict(_write_files(context, work, names, num_samples, folder))
+        with as_state_errors():
+            request = asdict(_write_files(context, work, names, num_samples, folder))
         if time.monotonic() > work.call.deadline:
             raise PastDeadline
         entry = name, kind, owner, client, request, len(work.rows) * num_samples
@@ -298,7 +298,9 @@ def _write_files(
     is_inline = isinstance(rows, np.ndarray)
     if isinstance(rows, np.ndarray):
         path = f"{work.field}.npy"
-        _write(folder / path, rows)
+        packed = io.BytesIO()
+        np.save(packed, rows, allow_pickle=False)
+        write_synced(folder / path, packed.getvalue())
         pool = open_rows(folder / path, model.manifest.input.encoded, work.field)
     else:
         assert isinstance(rows, RowFile)
@@ -307,12 +309,12 @@ def _write_files(
             path, stamp = str(pool.source), file_stamp(pool.source)
         else:
             path = f"{work.field}{pool.ENDING}"
-            _write(folder / path, pool.source)
+            write_synced(folder / path, pool.source)
     if names is not None and (envelope.ids is not None or not pool.has_ids):
-        _write(folder / IDS_FILE, orjson.dumps(names))
+        write_synced(folder / IDS_FILE, orjson.dumps(names))
     if getattr(envelope, "groups", None) is not None:
         resolve_groups(envelope, pool.rows, model)
-        _write(folder / GROUPS_FILE, orjson.dumps(envelope.groups))
+        write_synced(folder / GROUPS_FILE, orjson.dumps(envelope.groups))
     seed = fresh_seed() if envelope.seed is None else envelope.seed
     fields = request_fields(envelope, model, num_samples)
     if isinstance(envelope, AcquireRequest):
@@ -355,15 +357,5 @@ def _select(
     if len(selection.ranked) < rows:
         file = io.BytesIO()
         np.savez(file, ranked=selection.ranked, control=selection.control)
-        _write(folder / SELECTED_FILE, file.getvalue())
+        write_synced(folder / SELECTED_FILE, file.getvalue())
     return selection.excluded
-
-
-def _write(path: Path, content: Content | np.ndarray) -> None:
-    with as_state_errors(), path.open("wb") as file:
-        if isinstance(content, np.ndarray):
-            np.save(file, content, allow_pickle=False)
-        else:
-            file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
