@@ -1,4 +1,3 @@
-import io
 import json
 
 import numpy as np
@@ -186,14 +185,7 @@ def test_counts_are_never_below_0(client, folder):
     assert to_target(transform, np.array([-50.0])) == 0.0
 
 
-def test_npz_and_the_list_of_models_say_what_json_says(client):
-    x, _ = rows("counts")
-    request = {"model": "counts", "seed": 7, "inputs": x[:3].tolist()}
-    predictions = client.post("/predict", json=request).json()["predictions"]
-    packed = client.post("/predict", json=request, headers={"Accept": "application/x-npz"}).content
-    arrays = np.load(io.BytesIO(packed), allow_pickle=False)
-    for name in ("mean", "median", "std", "interval"):
-        assert arrays[name].tolist() == [p[name] for p in predictions]
+def test_a_model_describes_its_transform(client):
     output = client.get("/models/counts").json()["manifest"]["output"]
     assert output["transform"]["kind"] == "rank"
     assert RankTransform.model_validate(output["transform"]).values[0] == 0

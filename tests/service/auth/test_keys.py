@@ -9,7 +9,7 @@ from fastapi import APIRouter
 
 from model_store.errors import InvalidInput
 from service.auth.keys import KeyRing, list_keys
-from service.auth.scopes import SCOPES, needed_scope
+from service.auth.scopes import needed_scope
 from service.settings import Settings
 from tests.support.environment import run_service
 
@@ -189,12 +189,6 @@ def test_a_key_is_one_of_those_configured_or_none():
     names = [f"api-{sha256(key.encode()).hexdigest()[:12]}" for key in (FIRST, SECOND)]
     assert [key and key.name for key in actual] == [*names, "admin", None, None]
     assert ["admin" in key.scopes for key in actual[:3]] == [False, False, True]
-
-
-def test_keys_of_settings_may_do_everything_but_administer_or_that_alone():
-    keys = list_keys(Settings(api_keys=FIRST, admin_key=ADMIN))
-    assert keys.find(FIRST.encode()).scopes == set(SCOPES) - {"admin"}
-    assert keys.find(ADMIN.encode()).scopes == {"admin", "metrics", "read"}
 
 
 def test_a_route_without_a_scope_is_refused_at_the_start():
