@@ -405,15 +405,11 @@ def _shift_row(first: int, error: InvalidInput) -> InvalidInput:
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Drop all options that are None."""
     fields = {name: v for name, v in options.items() if v is not None}
-    for name in ("ids", "groups"):
-        if name in fields:
-            fields[name] = _strings(fields[name], name)
+    for name in fields.keys() & {"ids", "groups"}:
+        if isinstance(fields[name], str):
+            raise InvalidInput(name, "a list of strings", "a single string")
+    if "ids" in fields:
+        fields["ids"] = [encode_id(value, f"ids.{n}") for n, value in enumerate(fields["ids"])]
+    if "groups" in fields:  # The service treats missing groups as unknown groups.
+        fields["groups"] = list(map(str, fields["groups"]))
     return fields
-
-
-def _strings(values: Sequence[Any], name: str) -> list[str]:
-    if isinstance(values, str):
-        raise InvalidInput(name, "a list of strings", "a single string")
-    if name == "groups":  # The service treats missing groups as unknown groups.
-        return [str(value) for value in values]
-    return [encode_id(value, f"{name}.{n}") for n, value in enumerate(values)]

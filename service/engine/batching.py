@@ -259,7 +259,9 @@ class Engine:
         first = turns[0].work
         pieces, rows, has_seed = turns[:1], first.rows_left, first.seed is not None
         max_rows = first.max_rows
-        max_seeded_rows = min(max_rows, _max_seeded_rows(first))
+        set_bytes = first.num_samples * first.model.runtime.draw_bytes
+        max_sets = MAX_DRAW_SET_BYTES // set_bytes if first.model.runtime.paired else 0
+        max_seeded_rows = min(max_rows, max_sets)  # with separate draw sets
         # No client may get further ahead than by one part.
         max_account = self._queue.min_account + max_rows * first.row_draws
         accounts = {turns[0].client: turns[0].after}
@@ -353,12 +355,6 @@ def part_rows(model: Model, num_samples: int, acquisition: str | None = None) ->
     rows = min((BATCH_ROW_DRAWS if is_cached else STREAMED_ROW_DRAWS) // num_samples, max_rows)
     encoder = model.encoder
     return max(1, rows if encoder is None else min(rows, int(MAX_ENCODING_S / encoder.row_s)))
-
-
-def _max_seeded_rows(work: EngineWork) -> int:
-    """Return the maximum number of rows with separate draw sets, or 0 if unsupported."""
-    runtime = work.model.runtime
-    return MAX_DRAW_SET_BYTES // (work.num_samples * runtime.draw_bytes) if runtime.paired else 0
 
 
 def _draw_sets(batch: list[EngineWork]) -> list[DrawSet]:

@@ -294,13 +294,6 @@ class Models:
                 key = next(iter(self._loaded))
             self._unload(*key)
 
-    def _number(self, name: str, version: str) -> str:
-        """Resolve a number or alias to a version that is served, loaded or published."""
-        with self._lock:
-            is_loaded = (name, version) in self._loaded
-        number = self.aliases(name).get(version)
-        return number or (version if is_loaded else self.resolve(name, version))
-
     def _unload(self, name: str, version: str) -> None:
         with self._lock:
             loaded = self._loaded.pop((name, version), None)
@@ -354,7 +347,9 @@ class Models:
 
     def reset_drift(self, name: str, version: str) -> tuple[str, DriftReport | None]:
         """Reset a version's drift test. Return the version's number and the test's last report."""
-        number = self._number(name, version)
+        is_loaded = self.peek(name, version) is not None  # also if its version was deleted
+        number = self.aliases(name).get(version)
+        number = number or (version if is_loaded else self.resolve(name, version))
         drift = self._drifts.get((name, number))
         if drift is None:
             return number, None
