@@ -142,9 +142,7 @@ class PyfuncModel:
         X: Any = rows if is_frame(rows) else np.asarray(rows)
         names = [str(name) for name in X.columns] if is_frame(X) else None
         prediction = predict(self.model, X, names, values["num_samples"], seed)
-        prediction, decision = decide_as_served(
-            self.model, prediction, values["fpr"], values["coverage"]
-        )
+        decision = decide_as_served(self.model, prediction, values["fpr"], values["coverage"])
         manifest, labels = self.model.manifest, None
         if isinstance(prediction.scores, Scores):
             labels = np.array(manifest.classes)[prediction.scores.labels]

@@ -11,7 +11,6 @@ import pyarrow as pa
 from jaxtyping import Float32
 
 from model_store.conformal.calibration import DEFAULT_FPR, format_rate
-from model_store.conformal.mondrian import UNKNOWN
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from model_store.inference.noise import MAX_SEED
@@ -112,7 +111,7 @@ def predict(
 
 def decide_as_served(
     model: Model, prediction: Prediction, fpr: float | None, coverage: float
-) -> tuple[Prediction, Decision]:
+) -> Decision:
     """Make the decisions that the service would make with its default options.
 
     The default `fpr` is 0.05, or the smallest that the model supports if that is larger. If the
@@ -129,10 +128,8 @@ def decide_as_served(
     if fpr < smallest:
         expected = f"at least {format_rate(smallest)}, the smallest that this model supports"
         raise InvalidInput("fpr", expected, f"{fpr}")
-    if manifest.categories is not None and manifest.categories.kind == "group":
-        prediction = prediction.with_groups(np.full(len(prediction.p_values.p_value), UNKNOWN))
     risk = None if manifest.abstention is None else manifest.abstention.risk
-    return prediction, decide(prediction, DecisionOptions(fpr, None, coverage, risk))
+    return decide(prediction, DecisionOptions(fpr, None, coverage, risk))
 
 
 def _encoded(model: Model, X: Any, names: list[str] | None) -> Float32[np.ndarray, "N I"]:

@@ -26,6 +26,7 @@ from model_store.state.labels import (
     row_format,
     save_acquired,
 )
+from model_store.state.live import prediction_records
 from service.api.media_types import ENDINGS
 from service.api.openapi import file_body, request_body
 from service.api.options import resolve_num_samples
@@ -48,7 +49,6 @@ from service.engine.pool_ranking import (
     acquired_rows,
     answer_rows,
     check_keep,
-    control_predictions,
 )
 from service.models.reservoir import fresh_seed
 
@@ -203,7 +203,7 @@ async def _rank(
         control = EngineWork(loaded, x[selection.control], num_samples, pool.seed, call)
         reservation.reserve(control.memory_bytes(), "pool")
         await context.engine.compute(control)
-        predictions = control_predictions(manifest, control.predicted.prediction)
+        predictions = prediction_records(control.predicted.prediction, manifest.classes)
     if envelope.keep:
         acquired = Acquisition(
             *loaded.key, row_format(manifest), acquisition, pool.seed, num_samples

@@ -105,18 +105,13 @@ def resolve_priors(envelope: Envelope, model: Model) -> tuple[float, ...] | None
 def resolve_groups(
     envelope: PredictRequest, rows: int, model: Model
 ) -> Int64[np.ndarray, "N"] | None:
-    """Return each row's group index, which is `UNKNOWN` if the group is unknown.
-
-    Return None unless the model is calibrated by group.
-    """
+    """Return each row's group index, which is `UNKNOWN` if the group is unknown."""
     spec = model.manifest.categories
-    if spec is None or spec.kind != "group":
-        if envelope.groups is not None:
-            expected = f"none, because {model.manifest.name} is not calibrated by group"
-            raise InvalidInput("groups", expected, "some")
-        return None
     if envelope.groups is None:
-        return np.full(rows, UNKNOWN)
+        return None
+    if spec is None or spec.kind != "group":
+        expected = f"none, because {model.manifest.name} is not calibrated by group"
+        raise InvalidInput("groups", expected, "some")
     if len(envelope.groups) != rows:
         raise InvalidInput(
             "groups", f"a group for each of the {rows} rows", f"{len(envelope.groups)}"

@@ -13,7 +13,6 @@ from jaxtyping import Float32, Int64
 from model_store.acquisition.choice import check_acquisition, check_beta
 from model_store.acquisition.ranking import PoolScorer
 from model_store.artifacts.manifest import InputSpec, Manifest
-from model_store.conformal.mondrian import UNKNOWN
 from model_store.inference.model import Model
 from model_store.inference.prediction import DecisionOptions, decide
 from model_store.inference.runtime import DrawSet
@@ -147,10 +146,8 @@ class Computation:
         prediction = self.model.prediction(*self.model.runtime.run_set(x, draws), options.priors)
         prediction = replace(prediction, missing=missing)
         computed = np.isfinite(prediction.scores.by_name()[prediction.scores.overall])
-        categories = self.manifest.categories
-        if categories is not None and categories.kind == "group":
-            unknown = np.full(len(x), UNKNOWN)
-            prediction = prediction.with_groups(unknown if groups is None else groups)
+        if groups is not None:
+            prediction = prediction.with_groups(groups)
         decision = decide(prediction, options)
         arrays = Results(self.manifest, self.request.num_samples, prediction, decision).arrays
         return dict(arrays), computed

@@ -51,6 +51,7 @@ from model_store.sources.rows import add_row_id, count_rows
 from model_store.state.database import Database, convert_disk_error
 from model_store.state.jobs import Job, Jobs, State
 from model_store.state.labels import Acquisition, row_format, save_acquired
+from model_store.state.live import prediction_records
 from service.api.options import group_numbers
 from service.batch.candidate import Cancelled, fit_candidate
 from service.batch.computation import (
@@ -61,7 +62,7 @@ from service.batch.computation import (
     acquire_answer,
 )
 from service.batch.output import ResultRecords, table_columns, table_metadata, write_parquet
-from service.engine.pool_ranking import acquired_rows, answer_rows, control_predictions
+from service.engine.pool_ranking import acquired_rows, answer_rows
 
 OVER = 0  # exit code: the job has ended
 PUT_BACK = 3  # exit code: queue the job again
@@ -288,9 +289,8 @@ def _store_acquired(job: JobRows, ranked: list[dict[str, Any]], database: Databa
     aside = np.array([pool[row["index"]] for row in ranked if row["control"]])
     draws, predictions = job.computation.draws(), list[dict[str, Any]]()
     for part in job.computation.batches([aside]):
-        predictions += control_predictions(
-            model.manifest, model.prediction(*model.runtime.run_set(part, draws), None)
-        )
+        prediction = model.prediction(*model.runtime.run_set(part, draws))
+        predictions += prediction_records(prediction, model.manifest.classes)
     model_fields = request.model, request.version, row_format(model.manifest)
     acquisition = Acquisition(*model_fields, request.acquisition, request.seed, request.num_samples)
     save_acquired(database, acquisition, acquired_rows(pool, ranked, predictions))

@@ -16,14 +16,11 @@ from model_store.acquisition.choice import (
     max_joint_candidates,
 )
 from model_store.acquisition.ranking import Choice, Pool, PoolScorer, Ranked, Scored
-from model_store.artifacts.manifest import Manifest
-from model_store.conformal.mondrian import UNKNOWN
 from model_store.errors import InvalidInput
-from model_store.inference.prediction import Prediction, check_computed
+from model_store.inference.prediction import check_computed
 from model_store.inference.runtime import DrawSet
 from model_store.scores.joint import BatchBald, Candidates
 from model_store.state.labels import AcquiredRow, check_id
-from model_store.state.live import prediction_records
 from service.engine.batching import Engine, EngineWork
 from service.engine.threads import FairThreads
 from service.models.reservoir import fresh_seed
@@ -178,14 +175,6 @@ def check_keep(keep: bool, control: float, ids: Sequence[str]) -> None:
         raise InvalidInput("control", expected, "a share")
     for n, name in enumerate(ids if keep else ()):
         check_id(name, f"ids.{n}")
-
-
-def control_predictions(manifest: Manifest, prediction: Prediction) -> list[dict[str, Any]]:
-    """Convert the predictions of control rows to database records."""
-    if manifest.categories is not None and manifest.categories.kind == "group":
-        # A ranking request does not name groups.
-        prediction = prediction.with_groups(np.full(len(prediction.p_values.p_value), UNKNOWN))
-    return prediction_records(prediction, manifest.classes)
 
 
 def answer_rows(ranked: Ranked, selection: Selection, ids: Sequence[str]) -> list[dict[str, Any]]:

@@ -179,7 +179,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
         prediction = self._predict(X, num_samples, seed)
         with _value_errors():
-            prediction, decision = decide_as_served(self._model, prediction, fpr, coverage)
+            decision = decide_as_served(self._model, prediction, fpr, coverage)
         labels = self._labels(prediction) if isinstance(self, Classifier) else None
         columns = result_columns(self._model.manifest, prediction, decision, labels)
         return pandas.DataFrame(columns, index=X.index if hasattr(X, "iloc") else None)
