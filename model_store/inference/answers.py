@@ -44,8 +44,8 @@ def result_columns(
     if manifest.noise.max_draws is None:  # otherwise the draws do not depend on the seed
         for name, errors in (scores.standard_error or {}).items():
             columns[f"standard_error.{name}"] = errors
-    if manifest.categories is not None and decision.categories is not None:
-        columns["category"] = np.array([*manifest.categories.names, ""])[decision.categories]
+    if manifest.categories is not None and prediction.categories is not None:
+        columns["category"] = np.array([*manifest.categories.names, ""])[prediction.categories]
     if decision.prediction_set is not None:
         columns |= _by_class("prediction_set", decision.prediction_set, manifest)
     columns["abstain"] = decision.abstain

@@ -157,10 +157,9 @@ class DecisionOptions:
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """The decisions for N rows, with their p-values and categories."""
+    """The decisions for N rows, with their p-values."""
 
     p_values: ConformalPValues
-    categories: Int64[np.ndarray, "N"] | None
     flag: Bool[np.ndarray, "N"]
     fired: dict[str, Bool[np.ndarray, "N"]]  # by detector, at `fpr` and `confidence`
     prediction_set: Bool[np.ndarray, "N C"] | None  # only in a classification
@@ -189,7 +188,6 @@ def decide(prediction: Prediction, options: DecisionOptions) -> Decision:
         abstain = None if abstain is None else abstain | is_incomplete
     return Decision(
         p_values=p_values,
-        categories=prediction.categories,
         flag=flag,
         fired={name: p_value <= levels for name, p_value in p_values.detector_p_values.items()},
         interval=prediction.intervals(options.coverage, confidence),

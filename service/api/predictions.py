@@ -156,12 +156,12 @@ def _standard_errors(results: Results) -> dict[str, np.ndarray | None]:
 
 
 def _category_names(results: Results) -> np.ndarray | None:
-    spec, categories = results.manifest.categories, results.decision.categories
+    spec, categories = results.manifest.categories, results.prediction.categories
     return None if spec is None or categories is None else np.array([*spec.names, ""])[categories]
 
 
 def _categories(results: Results) -> list[dict[str, Any]] | None:
-    spec, categories = results.manifest.categories, results.decision.categories
+    spec, categories = results.manifest.categories, results.prediction.categories
     if spec is None or categories is None:
         return None
     counts = spec.judged_rows
