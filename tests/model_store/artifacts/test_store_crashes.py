@@ -174,14 +174,13 @@ while True:
 
 def test_processes_that_are_killed_leave_whole_versions(store):
     command = [sys.executable, "-c", WRITER, str(store.root), DESCRIPTION.model_dump_json()]
-    for _ in range(2):
-        writers = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) for _ in range(2)]
-        numbers = [int(writer.stdout.readline()) for writer in writers for _ in range(3)]
-        assert len({*numbers}) == 6
-        for writer in writers:
-            writer.kill()
-            writer.communicate()
-            assert writer.returncode == -signal.SIGKILL
-        for version in {*store.versions("m"), *store.aliases("m").values()}:
-            store.open("m", version)
+    writers = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) for _ in range(2)]
+    numbers = [int(writer.stdout.readline()) for writer in writers for _ in range(3)]
+    assert len({*numbers}) == 6
+    for writer in writers:
+        writer.kill()
+        writer.communicate()
+        assert writer.returncode == -signal.SIGKILL
+    for version in {*store.versions("m"), *store.aliases("m").values()}:
+        store.open("m", version)
     assert store.publish("m", DESCRIPTION, tiny_files()).version == store.resolve("m")
