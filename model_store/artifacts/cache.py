@@ -41,14 +41,15 @@ class SavedListing(BaseModel):
 class Cache:
     """A cache of verified versions from a bucket. It uses the store's folder layout.
 
-    Threads and processes can share the folder. To free space, the cache deletes the least recently
-    used copies that are not locked.
+    Threads and processes can share the folder. To free space, the cache deletes unlocked copies:
+    first those without an alias, then the least recently used ones.
     """
 
     def __init__(self, folder: Path, objects: Objects, max_bytes: int) -> None:
         self.root = folder / hashlib.sha256(objects.url.encode()).hexdigest()[:16]
         self.objects = objects
         self.max_bytes = max_bytes
+        self._aliases: dict[str, dict[str, str]] = {}  # from the last listing
         self._verified: set[str] = set()  # digests
         self._saved_listing = ""
 
@@ -83,6 +84,7 @@ class Cache:
         self, versions: dict[str, list[int]], aliases: dict[str, dict[str, str]]
     ) -> None:
         """Save a listing so that the service can start while the bucket is unreachable."""
+        self._aliases = aliases
         text = SavedListing.model_construct(versions=versions, aliases=aliases).model_dump_json()
         if text == self._saved_listing:
             return
@@ -107,6 +109,7 @@ class Cache:
             copied = [n for n in numbers if (self.root / name / f"{n}" / MANIFEST).is_file()]
             if copied:
                 versions[name] = copied
+        self._aliases = saved.aliases
         return versions, saved.aliases
 
     def _find(self, folder: Path, manifest: Manifest) -> Lease | None:
@@ -195,9 +198,13 @@ class Cache:
 
     def _make_room(self, needed: int) -> None:
         """Delete unlocked copies until `needed` bytes are free. Otherwise raise StoreError."""
+
+        def order(copy: Path) -> tuple[bool, int]:
+            aliased_versions = self._aliases.get(copy.parent.name, {}).values()
+            return copy.name in aliased_versions, copy.stat().st_mtime_ns  # of the last lease
+
         total = folder_bytes(self.root)
-        # A lease sets the time of its copy's folder.
-        for copy in sorted(self.root.glob("*/[1-9]*"), key=lambda path: path.stat().st_mtime_ns):
+        for copy in sorted(self.root.glob("*/[1-9]*"), key=order):
             if total + needed <= self.max_bytes:
                 return
             size = folder_bytes(copy)

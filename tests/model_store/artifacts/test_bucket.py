@@ -301,12 +301,14 @@ def test_another_version_of_the_same_number_is_no_copy(server, store, tmp_path):
     assert stored.files == CONTENT
 
 
-def test_copies_are_bounded_and_what_is_held_stays(server, tmp_path):
+def test_copies_are_bounded_and_what_is_held_or_named_stays(server, tmp_path):
     for _ in range(6):
         manifest = server.store(tmp_path / "cache").publish("m", DESCRIPTION, CONTENT)
     store = server.store(
         tmp_path / "cache", 3 * (SIZE + len(manifest.model_dump_json(indent=2)) + 100)
     )
+    store.set_alias("m", "champion", "2")
+    store.storage.refresh()
     copies = tmp_path / "cache" / store.storage.scratch.name / "m"
 
     def list_keys():
@@ -321,7 +323,7 @@ def test_copies_are_bounded_and_what_is_held_stays(server, tmp_path):
             <= store.storage.cache.max_bytes
         )
         assert "1" in list_keys() and version in list_keys()
-    assert list_keys() == ["1", "4", "5"]
+    assert list_keys() == ["1", "2", "5"]
     del stored
     store.open("m", "6")
     assert "6" in list_keys() and len(list_keys()) == 3
