@@ -138,7 +138,6 @@ def _summary(store: ModelStore, name: str, version: str) -> list[str]:
 
 
 def _lines(fields: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the path and the text of each field."""
     for key, value in fields.items():
         path = f"{prefix}{key}"
         if isinstance(value, dict):

@@ -91,9 +91,10 @@ class Model:
                 raise ValueError("it does not run on rows of the manifest's shape") from None
         training_rows = None
         if TRAINING_ROWS in artifact.files:
+            size = row_size if manifest.encoder is None else manifest.encoder.outputs
             with _breaks(manifest, TRAINING_ROWS):
                 tensors = load(artifact.files[TRAINING_ROWS])
-                training_rows = TrainingRows.from_tensors(tensors, model.network_row_size)
+                training_rows = TrainingRows.from_tensors(tensors, size)
         return replace(model, training_rows=training_rows, text_encoder=_text_encoder(artifact))
 
     @cached_property
@@ -102,7 +103,7 @@ class Model:
 
     @cached_property
     def row_size(self) -> int:
-        return int(np.prod(self.manifest.input.shape))
+        return math.prod(self.manifest.input.shape)
 
     @cached_property
     def encoder(self) -> Encoder | None:
@@ -114,11 +115,6 @@ class Model:
     def encoding_draws(self) -> int:
         """The cost of encoding a row, expressed in draws. It is 0 if there is no encoder."""
         return 0 if self.encoder is None else math.ceil(self.encoder.row_s / DRAW_S)
-
-    @property
-    def network_row_size(self) -> int:
-        """The number of network inputs per row. If there is an encoder, it is its output size."""
-        return self.row_size if self.manifest.encoder is None else self.manifest.encoder.outputs
 
     @property
     def middle_row(self) -> Float32[np.ndarray, "1 I"]:

@@ -195,12 +195,8 @@ class Classes:
     sampling_acquisitions = ("power_bald",)
     race_acquisitions = SCORE_NAMES
     jackknife_scores: ClassVar = {"bald_corrected": "bald"}
-
-    def sums(self, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> DrawSums:
-        return predictive_sums(outputs, first_draw)
-
-    def scores(self, sums: DrawSums, standard_errors: bool | Collection[str] = True) -> Scores:
-        return predictive_scores(sums, standard_errors)
+    sums = staticmethod(predictive_sums)
+    scores = staticmethod(predictive_scores)
 
     def samples(self, outputs: Float32[np.ndarray, "K N C"]) -> Float32[np.ndarray, "K N C"]:
         return np.exp(outputs)

@@ -105,7 +105,7 @@ class Jobs:
             TooManyJobs: if `may_wait` returns False.
             OverQuota: if the files exceed `max_bytes`.
         """
-        size = self._bytes(name)
+        size = folder_bytes(self.folder / name)
         with self._database.writing() as connection:
             for folder in (self.folder / name, self.folder):  # before the job's record
                 sync_folder(folder)
@@ -197,7 +197,7 @@ class Jobs:
 
     def progress(self, name: str, work: int, done: int, worked_s: float, max_bytes: int) -> bool:
         """Record a job's progress. Return False if the job should stop."""
-        size = self._bytes(name)
+        size = folder_bytes(self.folder / name)
         with self._database.writing() as connection:
             row = connection.execute(
                 "UPDATE jobs SET deaths = deaths * (? <= done), work = ?, done = ?, worked_s = ?, "
@@ -275,10 +275,7 @@ class Jobs:
                     shutil.rmtree(entry, ignore_errors=True)
                 elif job.state != "done" or entry.name != job.outcome:
                     Path(entry).unlink(missing_ok=True)
-        return self._bytes(job.id)
-
-    def _bytes(self, name: str) -> int:
-        return folder_bytes(self.folder / name)
+        return folder_bytes(self.folder / job.id)
 
     def forget(self, name: str) -> None:
         if self.get(name).is_over:
