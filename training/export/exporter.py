@@ -19,7 +19,6 @@ import io
 import logging
 import math
 import os
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -39,6 +38,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from model_store.artifacts.disk import replace_file
 from model_store.inference.runtime import LARGEST_RESULT
 from training.bayes.layers import matmul
 from training.networks.probes import without_fast_path
@@ -196,18 +196,16 @@ def _strip_notes(graph: onnx.ModelProto) -> None:
         part.doc_string = ""
 
 
-def folder() -> Path | None:
-    """Return the cache folder, or None if `DUBITO_GRAPHS` is empty."""
+def folder() -> Path:
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    path = os.environ.get("DUBITO_GRAPHS", str(Path(caches) / "dubito" / "graphs"))
-    return Path(path) if path else None
+    return Path(os.environ.get("DUBITO_GRAPHS") or Path(caches) / "dubito" / "graphs")
 
 
 def _read(key: str) -> bytes | None:
     """Read a graph from the cache, or return None if it is missing or corrupt."""
-    if key not in _in_memory and (cache := folder()) is not None:
+    if key not in _in_memory:
         with suppress(OSError):
-            content = (cache / key).read_bytes()
+            content = (folder() / key).read_bytes()
             if hashlib.sha256(content[32:]).digest() == content[:32]:
                 _in_memory[key] = content[32:]
     return _in_memory.get(key)
@@ -216,13 +214,10 @@ def _read(key: str) -> bytes | None:
 def _write(key: str, graph: bytes) -> None:
     """Cache a graph in memory, and on disk if the folder is writable."""
     _in_memory[key] = graph
-    if (cache := folder()) is None:
-        return
+    cache = folder()
     with suppress(OSError):
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=cache, prefix=".", delete=False) as file:
-            file.write(hashlib.sha256(graph).digest() + graph)
-        Path(file.name).replace(cache / key)
+        replace_file(cache / key, hashlib.sha256(graph).digest() + graph)
         newest_first = sorted(cache.iterdir(), key=lambda path: -path.stat().st_mtime)
         for path in newest_first[MAX_FILES:]:
             path.unlink()

@@ -4,7 +4,7 @@ import copy
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -58,14 +58,6 @@ def check_trained(recipe: Recipe, parent: Parent | None) -> None:
         raise InvalidInput("data.target_transform", expected, "'auto'")
 
 
-@dataclass(frozen=True)
-class CurvatureFacts:
-    """The loss curvature and the goodness of fit at a model's centre."""
-
-    eigen: Eigen
-    log_likelihood: float  # sum over rows with class weights, in nats
-
-
 @torch.no_grad()
 def last_layer_batches(
     model: BayesianModel, x: Tensor
@@ -85,8 +77,11 @@ def last_layer_batches(
 
 
 @torch.no_grad()
-def curvature(model: BayesianModel, x: Tensor, y: Tensor) -> CurvatureFacts:
-    """Compute the loss curvature with respect to the weights of a model's last layer."""
+def curvature(model: BayesianModel, x: Tensor, y: Tensor) -> tuple[Eigen, float]:
+    """Compute the loss curvature with respect to the last layer's weights at a model's centre.
+
+    The second result is the log-likelihood in nats, summed over rows with class weights.
+    """
     posterior, likelihood = model.posterior, model.likelihood
     assert isinstance(posterior, LaplacePosterior)
     input_sum, output_sum = (
@@ -101,8 +96,7 @@ def curvature(model: BayesianModel, x: Tensor, y: Tensor) -> CurvatureFacts:
         output_sum += output_hessian(likelihood, values, targets)
         predictions = likelihood(values[None])
         log_likelihood += likelihood.weighted_log_likelihood(predictions, targets).sum().item()
-    eigen = Eigen.from_factors(input_sum, output_sum, len(x))
-    return CurvatureFacts(eigen, log_likelihood)
+    return Eigen.from_factors(input_sum, output_sum, len(x)), log_likelihood
 
 
 def fit_laplace(
@@ -124,8 +118,8 @@ def fit_laplace(
     assert isinstance(posterior, LaplacePosterior)
     weights = posterior.theta_dimension
     log.info("computing the curvature of %d weights on %d rows", weights, len(train[0]))
-    facts = curvature(model, *train)
-    eigen = replace(facts.eigen, values=times * facts.eigen.values)
+    eigen, log_likelihood = curvature(model, *train)
+    eigen = replace(eigen, values=times * eigen.values)
     square = posterior.centre().double().square().sum().item()
     if isinstance(section.prior_std, str):
         precision, reason = best_precision(eigen, square), "by marginal likelihood"
@@ -138,12 +132,12 @@ def fit_laplace(
     else:
         precision, reason = float(section.prior_std) ** -2, "as configured"
     posterior.spread.widen(eigen, precision)
-    evidence = log_marginal_likelihood(times * facts.log_likelihood, eigen, square, precision)
+    evidence = log_marginal_likelihood(times * log_likelihood, eigen, square, precision)
     summary = {
         "weights": weights,
         "prior_std": precision**-0.5,
         "log_marginal_likelihood": evidence,
-        "log_likelihood": facts.log_likelihood,
+        "log_likelihood": log_likelihood,
         "determined_weights": eigen.effective_parameters(precision),
         "std": eigen.std(precision).log().mean().exp().item(),
         "seconds": round(time.monotonic() - start, 1),
@@ -228,9 +222,13 @@ def widest_precision(
     posterior = model.eval().posterior
     assert isinstance(posterior, LaplacePosterior)
 
+    @torch.no_grad()
     def loss_at(width: float) -> Float[Tensor, "N"]:
         posterior.spread.widen(eigen, 10.0 ** (-2.0 * width))
-        return -model.likelihood.mixture_log_likelihood(predict_rows(model, rows[0], eps), rows[1])
+        # All draws share the forward pass up to the last layer.
+        theta = posterior(eps)[:, None]
+        predictions = model.serve(rows[0], theta, max(1, 8 * CHUNK_ROWS // len(theta)))
+        return -model.likelihood.mixture_log_likelihood(predictions, rows[1])
 
     start = -0.5 * math.log10(precision)
     widths = [*(math.log10(std) for std in PRIOR_STDS if math.log10(std) < start), start]
@@ -251,10 +249,3 @@ def widest_precision(
         middle = (low + high) / 2
         low, high = (middle, high) if is_good(loss_at(middle)) else (low, middle)
     return 10.0 ** (-2.0 * low)
-
-
-@torch.no_grad()
-def predict_rows(model: BayesianModel, x: Tensor, eps: Tensor) -> Tensor:
-    """Predict rows. All draws share the forward pass up to the last layer."""
-    theta = model.posterior(eps)[:, None]
-    return model.serve(x, theta, max(1, 8 * CHUNK_ROWS // len(theta)))

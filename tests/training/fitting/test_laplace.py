@@ -11,7 +11,7 @@ from tests.support.recipes import content_with, recipe_with
 from tests.support.refusals import refused
 from training.bayes.laplace import Eigen, best_precision, log_marginal_likelihood
 from training.bayes.posterior import noise
-from training.fitting.laplace import LOST_NATS, check_trained, fit_laplace, predict_rows
+from training.fitting.laplace import LOST_NATS, check_trained, fit_laplace
 from training.fitting.run import Run, run_provenance
 from training.model import build, initialise
 from training.recipe import Recipe, validate
@@ -201,7 +201,7 @@ def test_marginal_likelihood_chooses_the_prior_unless_held_out_rows_lose_by_it(i
     held_out, eps = (x[300:], y[300:]), noise(model.posterior, 20, 0, 4)
 
     def loss():
-        predictions = predict_rows(model, held_out[0], eps)
+        predictions = model.predict(held_out[0], eps)
         return -model.likelihood.mixture_log_likelihood(predictions, held_out[1]).mean().item()
 
     least = loss()
