@@ -61,11 +61,7 @@ async def get_ready(request: Request, context: CurrentContext) -> dict[str, Any]
 
 
 def check_ready(context: Context, shows_reasons: bool = False) -> dict[str, str]:
-    """Return each model's served version if the service is ready.
-
-    Raises:
-        NotReady: if no model or not every expected model is served, or during shutdown.
-    """
+    """Return each model's served version if every expected model is served."""
     if context.ending.is_set():
         raise ShuttingDown
     serving = context.served_versions()

@@ -264,12 +264,7 @@ async def _accept(
 def _queue(
     context: Context, kind: Kind, work: RowWork[Any], names: list[str] | None, num_samples: int
 ) -> Job:
-    """Write a job's files and add the job to the queue.
-
-    Raises:
-        TooManyJobs: if the queue is full and the client has used its share.
-        OverQuota: if the files of the key's jobs take too much space.
-    """
+    """Write a job's files and add the job to the queue."""
     settings, jobs = context.settings, Jobs(context.state)
     owner = key_name(work.call.request.scope) or ""
     client = owner or str(work.call.client)

@@ -31,9 +31,7 @@ REALM = 'Bearer realm="dubito"'
 def authorize(scope: AsgiScope, needed: Scope) -> None:
     """Check that a request's key has a scope.
 
-    Raises:
-        Unauthorized: if there is no valid key. Only the log distinguishes unknown and expired keys.
-        Forbidden: if the key lacks the scope.
+    Only the log distinguishes unknown and expired keys.
     """
     if needed in scope[SCOPES_KEY]:
         return
