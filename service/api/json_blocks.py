@@ -7,6 +7,7 @@ JSON (RFC 8259) is still rejected, because each block is parsed.
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,13 +44,13 @@ def _item_pattern() -> re.Pattern[bytes]:
 _ITEM = _item_pattern()
 
 
+@dataclass(frozen=True, eq=False)
 class JsonRows:
-    """The unparsed rows of a JSON body. `blocks` lists their start and end positions."""
+    """The unparsed rows of a JSON body."""
 
-    def __init__(self, body: Content, blocks: list[tuple[int, int]], count: int) -> None:
-        self.body = body
-        self.blocks = blocks
-        self.count = count
+    body: Content
+    blocks: list[tuple[int, int]]  # start and end positions
+    count: int
 
     def __len__(self) -> int:
         return self.count
