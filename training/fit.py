@@ -147,7 +147,7 @@ def fit(
     check_augmentation(recipe.augmentation, data.shape)
     check_pixels(recipe, data)
     graph = encoder_graph(recipe, data)
-    recipe = with_knots(recipe, data, splits.train.x, start)
+    recipe = with_knots(recipe, data, splits.train, start)
     if start is not None:
         recipe = start.complete(recipe)
         check_compatible(recipe, data, start)

@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from model_store.errors import InvalidInput
+from training import log
 from training.bayes.likelihoods import Categorical, Gaussian, Likelihood
 from training.bayes.network import BayesianModel
-from training.data import Dataset
+from training.data import Dataset, Rows
 from training.methods import Blueprint
 from training.networks.architectures import (
     ARCHITECTURES,
@@ -23,7 +23,7 @@ from training.networks.architectures import (
     load_weights,
     mlp,
 )
-from training.networks.fixed_layers import PiecewiseLinear, quantile_knots
+from training.networks.fixed_layers import PiecewiseLinear, quantile_knots, select_inputs
 from training.networks.networks import DrawnNetwork, noise_rows
 from training.networks.probes import ROWS, check_ids, check_outputs
 from training.recipe import Recipe
@@ -111,10 +111,11 @@ def _examples(
     return examples.long() if recipe.data.takes_ids and takes_ids else examples
 
 
-def with_knots(
-    recipe: Recipe, data: Dataset, x: Num[np.ndarray, "N I"], start: "Parent | None" = None
-) -> Recipe:
-    """If a recipe has `bins`, set its knots from `start` or from quantiles of x."""
+def with_knots(recipe: Recipe, data: Dataset, train: Rows, start: "Parent | None" = None) -> Recipe:
+    """If a recipe has `bins`, set its knots from `start` or from quantiles of training rows.
+
+    With `max_inputs`, the knots of unimportant numbers are None.
+    """
     network = recipe.network
     if network.bins is None or network.knots is not None:
         return recipe
@@ -122,8 +123,22 @@ def with_knots(
         expected = "no bins, since rows have no columns"
         raise InvalidInput("network.bins", expected, str(network.bins))
     knots = None if start is None else start.recipe.network.knots
-    knots = quantile_knots(x, network.bins) if knots is None else knots
+    if knots is None:
+        knots = _make_knots(recipe, network.bins, train)
     return recipe.model_copy(update={"network": network.model_copy(update={"knots": knots})})
+
+
+def _make_knots(recipe: Recipe, bins: int, train: Rows) -> list[list[float] | None]:
+    inputs, max_inputs = train.x.shape[1], recipe.network.max_inputs
+    if max_inputs is None or max_inputs >= inputs:
+        return [*quantile_knots(train.x, bins)]
+    selected = select_inputs(train.x, train.y, max_inputs, recipe.task == "regression")
+    log.info("the networks read %d of %d numbers per row", len(selected), inputs)
+    bins = bins * max_inputs // max(max_inputs, len(selected))
+    knots: list[list[float] | None] = [None] * inputs
+    for i, edges in zip(selected, quantile_knots(train.x[:, selected], bins), strict=True):
+        knots[i] = edges
+    return knots
 
 
 def get_likelihood(recipe: Recipe, classes: int) -> Likelihood:

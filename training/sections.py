@@ -166,13 +166,19 @@ class PixelStatistics(Section):
 class NetworkSection(Section):
     """The `[network]` section: the network, its initial weights and its encoder."""
 
-    requires = (("dropout", "hidden"), ("bins", "hidden"), ("knots", "hidden"))
+    requires = (
+        ("dropout", "hidden"),
+        ("bins", "hidden"),
+        ("knots", "hidden"),
+        ("max_inputs", "bins"),
+    )
     excludes = (("kind", "hidden"), ("factory", "hidden"), ("kind", "factory"), ("kind", "encoder"))
 
     hidden: list[Count] | None = None
     dropout: Annotated[float, Field(gt=0, lt=1)] | None = None
     bins: Annotated[int, Field(ge=2, le=256)] | None = None
-    knots: list[list[float]] | None = None
+    max_inputs: Count | None = None
+    knots: list[list[float] | None] | None = None
     kind: Literal[*ARCHITECTURES] | None = None
     factory: Factory | None = None
     weights: Pattern | None = None

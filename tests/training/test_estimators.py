@@ -184,6 +184,14 @@ def test_a_fit_to_noise_causes_a_warning(caplog):
     assert "than always &#39;" in model._repr_html_()
 
 
+def test_networks_read_only_the_most_important_columns():
+    network = {"hidden": [8], "bins": 4, "max_inputs": 1}
+    model = Classifier(**{**QUICK, "network": network}, **OF_ONE_DRAW).fit(X, Y)
+    assert model.score(X, Y) > 0.9
+    changed = X.assign(city="Oslo", weight=1.0)
+    np.testing.assert_array_equal(model.predict_proba(changed), model.predict_proba(X))
+
+
 @pytest.mark.slow
 def test_images_are_taken_as_they_are():
     images = np.random.default_rng(0).normal(size=(60, 4, 4))

@@ -37,7 +37,8 @@ SPLITS = ("validation", "reference", "ranking")
 RECIPE_WIDTH = 60  # characters before a reason
 COUNTS = "counts: held-out rows select the unchanged target, its logarithm or its ranks"
 UNITS, DROPOUT, BINS, MEMBERS = 128, 0.1, 16, 8  # for dense networks
-MIN_BINS, MAX_BINS = 2, 1024  # per number, and of all columns
+MAX_BINS = 1024  # of all columns
+MAX_COLUMNS, MAX_INPUTS = 128, 64  # of tables with more columns, networks read the most important
 MAX_REFIT_ROWS = 10_000  # larger fits gain little from validation rows
 MIN_CONVOLUTION_SIDE = 14  # pixels
 
@@ -155,11 +156,15 @@ def _plan_layers(draft: _Draft, findings: Findings, train: int) -> float:
     draft.set("method", "batch-ensemble", reason)
     network = {"hidden": [UNITS, UNITS], "dropout": DROPOUT}
     draft.set("network", network, "two hidden layers")
-    width = math.prod(findings.shape)
-    bins = min(BINS, MAX_BINS // max(1, len(findings.used)))
-    if not findings.shape and bins >= MIN_BINS:
+    width, columns = math.prod(findings.shape), len(findings.used)
+    if not findings.shape and columns:
+        if columns > MAX_COLUMNS:
+            reason = "the most important numbers of a row, unless all predict better"
+            draft.set("network.max_inputs", MAX_INPUTS, reason)
+            columns = MAX_INPUTS
+        bins = min(BINS, MAX_BINS // columns)
         draft.set("network.bins", bins, "quantiles by which each number is encoded")
-        width = (1 + bins) * len(findings.used)
+        width = (1 + bins) * columns
     draft.set("posterior", {"members": MEMBERS, "prior_std": 1.0})
     draft.set("training.learning_rate", 2e-3)
     draft.set("training.early_stopping", True)

@@ -1,4 +1,4 @@
-"""Fixed layers: a piecewise linear encoding of inputs, and random features."""
+"""Fixed layers: the selection and piecewise linear encoding of inputs, and random features."""
 
 import math
 from collections.abc import Sequence
@@ -6,13 +6,18 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from jaxtyping import Float, Num
+from jaxtyping import Float, Int64, Num
 from torch import Tensor, nn
 
 from training.bayes.layers import matmul
 from training.networks.probes import output_layer, run_on_rows, watch
 
 MIN_VALUES = 3  # different values per encoded column
+TREES, MIN_LEAF_ROWS = 200, 3
+MAX_SELECTION_ROWS = 5_000
+
+
+Knots = Sequence[Sequence[float] | None]
 
 
 class PiecewiseLinear(nn.Module):
@@ -23,13 +28,18 @@ class PiecewiseLinear(nn.Module):
     learning", section 3.2).
     """
 
-    def __init__(self, knots: Sequence[Sequence[float]]) -> None:
-        """Create the layer from a list of knots per number; an empty list disables its encoding."""
+    def __init__(self, knots: Knots) -> None:
+        """Create the layer from each number's knots.
+
+        A number without knots is not encoded, and a number whose knots are None is dropped.
+        """
         super().__init__()
-        bins = [(i, a, b) for i, edges in enumerate(knots) for a, b in pairwise(edges)]
+        selected = [i for i, edges in enumerate(knots) if edges is not None]
+        bins = [(i, a, b) for i in selected for a, b in pairwise(knots[i] or ())]
         index, left, right = zip(*bins, strict=True) if bins else ((), (), ())
-        self.inputs, self.outputs = len(knots), len(knots) + len(bins)
+        self.inputs, self.outputs = len(knots), len(selected) + len(bins)
         # The buffers are not saved because they follow from the recipe.
+        self.selected = nn.Buffer(torch.tensor(selected, dtype=torch.int64), persistent=False)
         self.index = nn.Buffer(torch.tensor(index, dtype=torch.int64), persistent=False)
         edges = torch.tensor([left, right], dtype=torch.float64)
         self.left = nn.Buffer(edges[0].float(), persistent=False)
@@ -37,22 +47,52 @@ class PiecewiseLinear(nn.Module):
 
     def forward(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N J"]:
         place = (x.index_select(1, self.index) - self.left) / self.width
+        if len(self.selected) < self.inputs:
+            x = x.index_select(1, self.selected)
         return torch.cat([x, place.clamp(0.0, 1.0)], dim=1)
 
 
 def quantile_knots(x: Num[np.ndarray, "N I"], bins: int) -> list[list[float]]:
     """Compute each column's distinct quantiles at 0, 1/bins, ..., 1.
 
-    A column with fewer than `MIN_VALUES` distinct values gets no knots.
+    A column with fewer than `MIN_VALUES` distinct values gets no knots. With fewer than two bins,
+    no column gets any.
     """
     levels = np.linspace(0.0, 1.0, bins + 1)
     knots_by_column = []
     for column in x.astype(np.float32).T:
-        has_few_values = len(np.unique(column)) < MIN_VALUES
+        has_few_values = bins < 2 or len(np.unique(column)) < MIN_VALUES
         # The network's float32 can merge knots that are distinct in float64.
         knots = np.unique(np.quantile(column, levels).astype(np.float32))
         knots_by_column.append([] if has_few_values else [float(knot) for knot in knots])
     return knots_by_column
+
+
+def select_inputs(
+    x: Num[np.ndarray, "N I"], y: Num[np.ndarray, "N"], max_inputs: int, is_regression: bool
+) -> Int64[np.ndarray, "J"]:
+    """Select the numbers that are most important for predicting y, or all of them.
+
+    The importance is the mean decrease in impurity of randomised trees. All numbers are selected if
+    trees that are limited to the most important ones predict held-out rows worse.
+    """
+    from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
+
+    forest = ExtraTreesRegressor if is_regression else ExtraTreesClassifier
+    trees = forest(TREES, min_samples_leaf=MIN_LEAF_ROWS, random_state=0)
+
+    def most_important(x: Num[np.ndarray, "N I"], y: Num[np.ndarray, "N"]) -> np.ndarray:
+        importance = trees.fit(x, y).feature_importances_
+        return np.sort(np.argsort(-importance, kind="stable")[:max_inputs])
+
+    rows = np.random.default_rng(0).permutation(len(y))[:MAX_SELECTION_ROWS]
+    train, test = np.split(rows, [2 * len(rows) // 3])
+    selected = most_important(x[train], y[train])
+    score = trees.score(x[test], y[test])
+    trees.fit(x[np.ix_(train, selected)], y[train])
+    if trees.score(x[np.ix_(test, selected)], y[test]) < score:
+        return np.arange(x.shape[1])
+    return most_important(x[rows], y[rows])
 
 
 class RandomFeatures(nn.Module):

@@ -18,6 +18,7 @@ from training.data import split, split_sizes
 from training.data.findings import ColumnFinding, Findings, infer_task, inspect_source
 from training.data.plan import (
     BINS,
+    MAX_INPUTS,
     make_plan,
     model_name_for,
     recipe_text,
@@ -231,9 +232,10 @@ def test_a_table_is_encoded_stopped_early_and_of_few_rows_fitted_again(tmp_path)
     large = make_plan(replace(rows, rows=20_000), section, None, None).recipe
     assert large.training.early_stopping is True
     assert len(rows.used) == 6
-    for times, bins in ((10, BINS), (20, 8), (100, None)):
+    for times, bins, max_inputs in ((10, BINS, None), (20, 8, None), (100, BINS, MAX_INPUTS)):
         wide = replace(rows, columns=rows.columns * times)
-        assert make_plan(wide, section, None, None).recipe.network.bins == bins
+        network = make_plan(wide, section, None, None).recipe.network
+        assert (network.bins, network.max_inputs) == (bins, max_inputs)
 
 
 def test_odd_names_and_cells_are_kept_in_the_file(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from training.bayes.posterior import noise
 from training.model import build
 from training.networks.architectures import mlp
 from training.networks.batch_ensemble import BatchEnsemble, MemberLinear
-from training.networks.fixed_layers import PiecewiseLinear, quantile_knots
+from training.networks.fixed_layers import PiecewiseLinear, quantile_knots, select_inputs
 
 MEMBERS = 3
 
@@ -58,6 +58,25 @@ def test_each_number_is_encoded_by_how_far_it_is_through_each_bin():
     expected = [[0.5, 0.0, 0.0], [1.0, 0.5, 0.75], [1.0, 1.0, 1.0]]
     torch.testing.assert_close(encode(x), torch.cat([x, torch.tensor(expected)], dim=1))
     assert encode.outputs == 6
+
+
+def test_numbers_without_a_list_of_knots_are_dropped():
+    x = torch.tensor([[0.5, 7.0, -2.0], [2.0, 8.0, -0.25]])
+    encode = PiecewiseLinear([[0.0, 1.0, 3.0], None, []])
+    expected = torch.tensor([[0.5, -2.0, 0.5, 0.0], [2.0, -0.25, 1.0, 0.5]])
+    torch.testing.assert_close(encode(x), expected)
+    assert (encode.inputs, encode.outputs) == (3, 4)
+
+
+@pytest.mark.parametrize("is_regression", [False, True])
+def test_important_inputs_are_selected_unless_all_predict_better(is_regression):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(600, 100)).astype(np.float32)
+    for inputs in (4, 100):
+        y = x[:, :inputs].sum(1) + 0.1 * rng.normal(size=600)
+        selected = select_inputs(x, y if is_regression else y > 0, 10, is_regression)
+        assert set(range(4)) <= set(selected.tolist())
+        assert len(selected) == (10 if inputs == 4 else 100)
 
 
 def test_a_linear_layer_of_the_encoding_interpolates_any_values_at_the_knots():
