@@ -86,7 +86,7 @@ def main() -> None:
                     f"{elapsed:.1f} s ({seconds:.1f} s)",
                     f"{memory / 2**20:,.0f} MiB, {multiple:.1f}",
                 ]
-                manifest = ModelStore(folder / "models").manifest("table", 1)
+                manifest = ModelStore(folder / "models").manifest("table", "1")
                 figures = (manifest.quality, manifest.baselines["boosting"])[i]
                 cells.append(f"{figures['test_log_likelihood']:.3f}")
         lines.append(f"| {' | '.join(cells)} |")

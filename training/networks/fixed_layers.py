@@ -13,8 +13,8 @@ from training.bayes.layers import matmul
 from training.networks.probes import output_layer, run_on_rows, watch
 
 MIN_VALUES = 3  # different values per encoded column
-TREES, MIN_LEAF_ROWS = 200, 3
-MAX_SELECTION_ROWS = 5_000
+TREES, MIN_LEAF_ROWS, SPLIT_INPUTS = 100, 3, 0.3  # share of the inputs considered per split
+MAX_SELECTION_ROWS = 3_000
 
 
 Knots = Sequence[Sequence[float] | None]
@@ -79,7 +79,7 @@ def select_inputs(
     from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
 
     forest = ExtraTreesRegressor if is_regression else ExtraTreesClassifier
-    trees = forest(TREES, min_samples_leaf=MIN_LEAF_ROWS, random_state=0)
+    trees = forest(TREES, min_samples_leaf=MIN_LEAF_ROWS, max_features=SPLIT_INPUTS, random_state=0)
 
     def most_important(x: Num[np.ndarray, "N I"], y: Num[np.ndarray, "N"]) -> np.ndarray:
         importance = trees.fit(x, y).feature_importances_
