@@ -47,7 +47,13 @@ def add_commands(commands: Commands) -> None:
     about = "rank a whole data set of Parquet files, without a service"
     rank = _add_data_set(commands, "rank", about, RANK_OPTIONS)
     rank.add_argument("-k", "--k", type=int, default=1000, help="how many rows to rank (1000)")
-    _add_key(commands)
+    about = "make a key for DUBITO_KEYS_FILE"
+    key = add_command(commands, "key", "service.auth.keys:print_new_key", about)
+    key.add_argument("name", metavar="NAME", help="name of the key in the log")
+    help = f"scopes, separated by commas, from {SCOPES}"
+    key.add_argument("--scopes", required=True, help=help)
+    help = "days until it expires; never by default"
+    key.add_argument("--days", type=float, metavar="N", help=help)
     about = "write the state, jobs and labels, to standard output, as a tar file"
     add_command(commands, "backup", "service.commands:backup", about)
     about = "restore the state from a backup on standard input"
@@ -68,16 +74,6 @@ def restore(_: argparse.Namespace) -> None:
     from service.settings import read_settings
 
     restore(read_settings().state, sys.stdin.buffer)
-
-
-def _add_key(commands: Commands) -> None:
-    about = "make a key for DUBITO_KEYS_FILE"
-    parser = add_command(commands, "key", "service.auth.keys:print_new_key", about)
-    parser.add_argument("name", metavar="NAME", help="name of the key in the log")
-    help = f"scopes, separated by commas, from {SCOPES}"
-    parser.add_argument("--scopes", required=True, help=help)
-    help = "days until it expires; never by default"
-    parser.add_argument("--days", type=float, metavar="N", help=help)
 
 
 def _add_data_set(

@@ -116,7 +116,10 @@ def _request(options: argparse.Namespace, settings: Settings, model: Model) -> D
         if getattr(options, name, None) is not None:
             content[name] = getattr(options, name)
     if options.priors is not None:
-        content["priors"] = _json(options.priors)
+        try:
+            content["priors"] = json.loads(options.priors)
+        except ValueError:
+            raise InvalidInput("priors", "a JSON object", "something else") from None
     envelope = validate(kind, content)
     num_samples = resolve_num_samples(envelope, model, settings)
     fields: dict[str, Any] = {
@@ -133,13 +136,6 @@ def _request(options: argparse.Namespace, settings: Settings, model: Model) -> D
         expected = "a score of single rows; use /acquire or a job to rank the best rows jointly"
         raise InvalidInput("acquisition", expected, repr(fields["acquisition"]))
     return DataSetRequest(kind=options.kind, **fields)
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        raise InvalidInput("priors", "a JSON object", "something else") from None
 
 
 def _refuse_overlap(source: str, out: str) -> None:

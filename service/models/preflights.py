@@ -74,14 +74,9 @@ class Preflights:
                 closing(self.store.storage.lease(manifest)) as lease,
                 closing(PreflightProcess()) as process,
             ):
-                return process.run(
-                    lease.root,
-                    manifest.name,
-                    manifest.version,
-                    self.settings.preflight_timeout_s,
-                    limits.PREFLIGHT_BYTES,
-                    self._ending,
-                )
+                version = lease.root, manifest.name, manifest.version
+                timeout_s = self.settings.preflight_timeout_s
+                return process.run(*version, timeout_s, limits.PREFLIGHT_BYTES, self._ending)
         except OSError as error:
             reason = f"cannot start a process for the preflight: {error.strerror}"
             return Failure("network.onnx", reason)
