@@ -32,7 +32,7 @@ from training.data import Rows
 from training.export.exporter import DRAWS, ROWS, export_graph
 from training.export.served import ServedNetwork, served_network
 from training.networks.local import localise
-from training.networks.networks import MemberNetwork
+from training.networks.networks import MemberNetwork, noise_rows
 from training.networks.probes import list_operators
 
 PARITY_TOLERANCE = 1e-3  # far above rounding errors
@@ -164,8 +164,7 @@ def check_exports(model: BayesianModel, x: Float[Tensor, "N I"] | None = None) -
     """
     trial = copy.deepcopy(model).cpu().eval()
     if x is None:
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randn(CHECKED_ROWS, math.prod(trial.network.shape), generator=generator)
+        x = noise_rows(trial.network.shape)[:CHECKED_ROWS].flatten(1)
     try:
         local = localise(trial, x)
         network = served_network(local, x, 0, names=CHECKED_DETECTORS)

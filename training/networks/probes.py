@@ -4,6 +4,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from training.bayes.layers import DRAWABLE
 from training.bayes.likelihoods import Likelihood
 from training.networks.selection import (
     EXCLUDE,
-    is_named,
+    is_within,
     layers_by_name,
     unsupported,
 )
@@ -262,10 +263,15 @@ class _OperatorRecorder(TorchDispatchMode):
 
 
 def mask_dropouts(module: nn.Module, patterns: Sequence[str] | None) -> dict[str, nn.Module]:
+    layers = layers_by_name(module)
+    patterns = ["*"] if patterns is None else patterns
+    matches = [name for name in layers if any(fnmatchcase(name, p) for p in patterns)]
     return {
         name: layer
-        for name, layer in layers_by_name(module).items()
-        if isinstance(layer, DROPOUTS) and layer.p > 0 and is_named(name, patterns)
+        for name, layer in layers.items()
+        if isinstance(layer, DROPOUTS)
+        and layer.p > 0
+        and any(is_within(name, outer) for outer in matches)
     }
 
 

@@ -59,15 +59,6 @@ def _match(layers: Iterable[str], pattern: str, field: str, expected: str) -> li
     return matches
 
 
-def is_named(name: str, patterns: Sequence[str] | None) -> bool:
-    """Check whether a pattern matches a layer or one of its parents; None matches every layer."""
-    if patterns is None:
-        return True
-    parts = name.split(".")
-    names = [".".join(parts[: i + 1]) for i in range(len(parts))]
-    return any(fnmatchcase(outer, pattern) for pattern in patterns for outer in names)
-
-
 def is_within(name: str, outer: str) -> bool:
     return name == outer or name.startswith(f"{outer}.")
 
