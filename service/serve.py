@@ -30,7 +30,7 @@ logger = logging.getLogger("dubito")
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT. Return the exit code, 3 if the service cannot start."""
+    """Serve until SIGTERM or SIGINT. The exit code is 3 if the service cannot start."""
     if options.port is not None:
         os.environ["DUBITO_PORT"] = str(options.port)
     settings = read_settings()

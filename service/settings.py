@@ -220,7 +220,7 @@ class Settings(BaseSettings):
 
 
 def read_settings() -> Settings:
-    """Read the settings from the environment, without unknown variables."""
+    """Read the settings from the environment. Reject unknown `DUBITO_` variables."""
     names = {PREFIX + name.upper() for name in Settings.model_fields}
     names |= TRAINING_VARIABLES | CLIENT_VARIABLES | integration_variables()
     for name in os.environ:

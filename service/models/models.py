@@ -347,7 +347,7 @@ class Models:
 
     def reset_drift(self, name: str, version: str) -> tuple[str, DriftReport | None]:
         """Reset a version's drift test. Return the version's number and the test's last report."""
-        is_loaded = self.peek(name, version) is not None  # also if its version was deleted
+        is_loaded = self.peek(name, version) is not None  # even if it was deleted from the store
         number = self.aliases(name).get(version)
         number = number or (version if is_loaded else self.resolve(name, version))
         drift = self._drifts.get((name, number))

@@ -48,7 +48,7 @@ class Watcher:
         return [text for text in (self.store_problem, *self.problems.values()) if text is not None]
 
     def start(self) -> None:
-        """Start the thread and wait, briefly for a bucket, until the latest versions are loaded."""
+        """Start the thread and wait for the latest versions, but only briefly for a bucket."""
         self._thread.start()
         is_bucket = isinstance(self.settings.store, str)
         self._has_started.wait(MAX_BUCKET_WAIT_S if is_bucket else None)

@@ -1,4 +1,4 @@
-"""The limits that connections share: turns of clients, and numbers of connections.
+"""Limits that connections share: the turns of each client and the number of connections.
 
 A client is an API key or an address, and has a limited number of turns at a time. A request without
 a turn waits in its connection, unparsed. While several clients are active, each gets only a few
