@@ -27,7 +27,7 @@ from service.api import (
     predict,
     problems,
 )
-from service.api.middleware import AuthMiddleware, Compression, HeadAsGet, Shortcut
+from service.api.middleware import AuthMiddleware, Compression, HeadAsGet, Observe, Shortcut
 from service.auth.keys import KeyRing
 from service.auth.scopes import needed_scope
 from service.context import Context, check_query_is_read
@@ -36,7 +36,6 @@ from service.server.process import end_with_notice, trim_memory
 from service.settings import Settings
 from service.shared_state import StateBackend
 from service.telemetry.logs import log_request
-from service.telemetry.observe import Observe
 from service.telemetry.tracing import Tracing
 
 # FastAPI's telemetry, which environment variables could enable, would record query strings.

@@ -14,6 +14,11 @@ from collections.abc import Mapping
 from model_store.errors import DubitoError, FieldError, StoreError
 
 
+def to_utf8(text: str) -> str:
+    """Replace lone surrogates, which paths and queries can contain and UTF-8 cannot."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 class RequestError(DubitoError):
     """Raised when the service cannot answer a request."""
 

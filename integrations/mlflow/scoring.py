@@ -12,6 +12,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from integrations.options import build_envelope, parse_options
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput, describe_value
 from model_store.sources.rows import Cells, Rows
@@ -24,9 +25,7 @@ from service.api.media_types import JSON
 from service.api.predict import PredictWork, open_file, predict
 from service.api.problems import ErrorForm, register_error_form
 from service.api.requests import (
-    build_envelope,
     check_row_count,
-    parse_options,
     read_body,
     read_json,
     request_media_type,

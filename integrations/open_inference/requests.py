@@ -22,6 +22,7 @@ from integrations.open_inference.tensors import (
     parse_array,
     parse_strings,
 )
+from integrations.options import parse_options
 from model_store.artifacts.manifest import (
     AnyColumn,
     CategoricalColumn,
@@ -36,7 +37,6 @@ from model_store.types import Content
 from service.api.requests import (
     SMALL_JSON_BYTES,
     check_row_count,
-    parse_options,
     read_json,
 )
 from service.request_context import RequestContext

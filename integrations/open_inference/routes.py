@@ -19,6 +19,7 @@ from integrations.open_inference.requests import (
     read_infer,
     read_rows,
 )
+from integrations.options import build_envelope
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import LATEST
 from model_store.errors import InvalidInput, TooLarge
@@ -30,7 +31,6 @@ from service.api.media_types import JSON
 from service.api.predict import PredictWork, predict
 from service.api.problems import ErrorForm, register_error_form
 from service.api.requests import (
-    build_envelope,
     header,
     parse_json,
     read_body,

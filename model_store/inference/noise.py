@@ -10,6 +10,7 @@ defines, so all machines produce the same bits.
 """
 
 import hashlib
+import secrets
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -30,6 +31,10 @@ NODE_BITS = 8  # of f's mantissa, for 2^8 nodes per power of two
 SHIFT = 23 - NODE_BITS
 FIRST_NODE = 126 << NODE_BITS  # the float32 bits of 1/2, shifted
 NUM_NODES = (32 << NODE_BITS) + 1  # from 1/2 to 2^31
+
+
+def fresh_seed() -> int:
+    return secrets.randbelow(MAX_SEED + 1)
 
 
 def standard_normal(

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 from model_store.acquisition.choice import RANDOM, Selection, select
 from model_store.acquisition.ranking import Choice, rank_pool
 from model_store.errors import InvalidInput
+from model_store.inference.noise import fresh_seed
 from model_store.sources.columns import fill_missing, unknown_categories
 from model_store.sources.files import check_ids
 from model_store.sources.row_file import Part, RowFile, text_bytes
@@ -50,7 +51,6 @@ from service.engine.pool_ranking import (
     answer_rows,
     check_keep,
 )
-from service.models.reservoir import fresh_seed
 
 ID_BYTES = 200  # per id
 CHECK_BYTES = 100  # per id, while duplicates are searched

@@ -19,6 +19,7 @@ from model_store.acquisition.choice import max_joint_candidates
 from model_store.acquisition.ranking import race_stages
 from model_store.artifacts.disk import write_synced
 from model_store.errors import InvalidInput, NotFound, TooLarge
+from model_store.inference.noise import fresh_seed
 from model_store.sources.files import file_stamp, open_rows
 from model_store.sources.row_file import RowFile
 from model_store.sources.rows import RowReader
@@ -38,7 +39,6 @@ from service.batch.job_process import GROUPS_FILE, IDS_FILE, SELECTED_FILE, JobR
 from service.context import Audit, Context, CurrentContext, LinkPrefix
 from service.engine.pool_ranking import check_keep
 from service.errors import NotDone, Overloaded, PastDeadline
-from service.models.reservoir import fresh_seed
 from service.request_context import RequestContext, get_link_prefix
 from service.server.shares import is_within_share
 from service.telemetry.logs import AuditLog

@@ -23,7 +23,7 @@ from starlette.types import Scope
 from model_store.errors import DubitoError, InvalidInput, NotFound, describe_value, merge_errors
 from service.api.media_types import JSON, PROBLEM_JSON
 from service.auth.scopes import OPEN_TO_ALL, REALM, SCOPES_KEY
-from service.errors import MethodNotAllowed, RequestError, Unauthorized
+from service.errors import MethodNotAllowed, RequestError, Unauthorized, to_utf8
 from service.request_context import get_link_prefix, get_record
 
 PROBLEMS = "/problems"
@@ -79,7 +79,7 @@ def other_form(path: str) -> ErrorForm | None:
 
 def error_content(scope: Scope, error: DubitoError) -> tuple[int, bytes, str]:
     """Return the status, body and media type of an error response."""
-    form, detail = other_form(scope["path"]), _utf8(str(error))
+    form, detail = other_form(scope["path"]), to_utf8(str(error))
     if form is not None:
         status = 400 if error.status == 422 else error.status
         return status, orjson.dumps(form.content(status, detail)), JSON
@@ -90,8 +90,8 @@ def error_content(scope: Scope, error: DubitoError) -> tuple[int, bytes, str]:
         "status": error.status,
         "detail": detail,
         "code": error.code,
-        "field": None if error.field is None else _utf8(error.field),
-        "errors": [{"field": _utf8(e.field), "detail": _utf8(str(e))} for e in invalid_fields],
+        "field": None if error.field is None else to_utf8(error.field),
+        "errors": [{"field": to_utf8(e.field), "detail": to_utf8(str(e))} for e in invalid_fields],
     }
     return error.status, orjson.dumps(content), PROBLEM_JSON
 
@@ -150,11 +150,6 @@ def _methods(request: Request) -> str:
     matching = [route for route in routes if route.matches(request.scope)[0] != Match.NONE]
     methods = {method for route in matching for method in route.methods or ()}
     return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set()))) or "another"
-
-
-def _utf8(text: str) -> str:
-    """Replace lone surrogates, which paths and queries can contain."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def all_problems() -> list[tuple[str, int, str, str]]:

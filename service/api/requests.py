@@ -1,7 +1,6 @@
 """Parse and validate request headers, bodies, queries and forms (RFC 7578)."""
 
 import mmap
-import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from io import BytesIO
@@ -35,7 +34,7 @@ from service.api.json_blocks import (
     split_json,
 )
 from service.api.media_types import ENDINGS, FILE_ENDINGS, FORM, JSON, NPY, NPZ, list_header, weight
-from service.api.schemas import Envelope, PredictRequest, RequestModel, drop_extra_unknown
+from service.api.schemas import Envelope, RequestModel, drop_extra_unknown
 from service.context import Context
 from service.errors import Unsupported
 from service.request_context import RequestContext
@@ -48,14 +47,6 @@ MAX_FORM_FIELDS = 16  # in addition to the rows
 ARRAY_BYTES = 5  # per number: float32 and a finite flag
 MAX_PARSED_NESTED = 100_000  # arrays and objects that are parsed at once
 FORM_STEP_BYTES = 1 << 20  # parsed between two pauses
-
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-# Fields of /predict that other protocols take as parameters
-PREDICT_OPTIONS = tuple(
-    name
-    for name in PredictRequest.model_fields
-    if name not in ("model", "version", "inputs", "groups", "explain")
-)
 
 AnyEnvelope = TypeVar("AnyEnvelope", bound=Envelope)
 AnyQuery = TypeVar("AnyQuery", bound=RequestModel)
@@ -246,40 +237,6 @@ def parse_query(request: Request, kind: type[AnyQuery], rows_field: str = "") ->
     for name in (name for name, value in fields.items() if value is None):
         raise InvalidInput(name, "a value (leave the parameter out for the default)", "null")
     return validate(kind, {rows_field: [], **fields} if rows_field else fields)
-
-
-def parse_options(
-    parameters: dict[str, Any], where: str, extra: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """Convert another protocol's parameters to fields of /predict.
-
-    Strings are parsed as JSON.
-    """
-    fields: dict[str, Any] = {}
-    for name, value in parameters.items():
-        if name not in PREDICT_OPTIONS:
-            place = f"{where}.{name}" if _NAME.fullmatch(name) else where
-            expected = list_choices(sorted((*PREDICT_OPTIONS, *extra)))
-            raise InvalidInput(place, expected, "an unknown parameter")
-        if isinstance(value, str):
-            try:
-                value = orjson.loads(value.encode("utf-8", "replace"))
-            except orjson.JSONDecodeError:
-                expected = "a number, possibly as a string"
-                raise InvalidInput(f"{where}.{name}", expected, "another string") from None
-        fields[name] = value
-    return fields
-
-
-def build_envelope(fields: dict[str, Any], where: str) -> PredictRequest:
-    """Build a request from the result of `parse_options`.
-
-    In errors, the fields have the prefix `where`.
-    """
-    try:
-        return validate(PredictRequest, {"inputs": [], **fields})
-    except InvalidInput as error:
-        raise error.rename_fields(lambda field: f"{where}.{field}") from None
 
 
 def read_json(

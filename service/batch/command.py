@@ -22,6 +22,7 @@ from model_store.artifacts.storage import is_url, resolve_location
 from model_store.artifacts.store import open_store
 from model_store.errors import InvalidInput
 from model_store.inference.model import NEEDED, Model
+from model_store.inference.noise import fresh_seed
 from model_store.processes import processors
 from model_store.sources.files import check_ids
 from model_store.sources.row_file import ID
@@ -42,7 +43,6 @@ from service.batch.files import Files, Stopped, open_files
 from service.batch.output import parquet_bytes
 from service.batch.shards import UNKNOWN_KEY, ShardResult, WorkerOptions, run_local
 from service.integrations import installed_integrations
-from service.models.reservoir import fresh_seed
 from service.settings import Settings, read_settings
 
 DONE = "done.json"

@@ -329,16 +329,10 @@ class Engine:
         return max_rows
 
     def _count(self, batch: list[EngineWork], rows: int, start: float, end: float) -> None:
-        key, draws = batch[0].served_model.key, batch[0].num_samples
-        row_draws = rows * batch[0].row_draws
+        key, row_draws = batch[0].served_model.key, batch[0].row_draws
         queue_s = [start - work.phases[-1].queued_at for work in batch]
-        new = [work for work in batch if len(work.phases) == 1]
-        fresh_draws = len({id(work.draws) for work in new}) * draws
         self.metrics.count_batch(key, rows, queue_s, end - start)
-        if new:
-            reused_draws = len(new) * draws - fresh_draws
-            self.metrics.count(key, draws_made=fresh_draws, draws_reused=reused_draws)
-        self.admission.record_rate(row_draws, end - start)
+        self.admission.record_rate(rows * row_draws, end - start)
 
 
 def keeps_draws(model: Model, num_samples: int, acquisition: str | None) -> bool:

@@ -17,13 +17,13 @@ from model_store.acquisition.choice import (
 )
 from model_store.acquisition.ranking import Choice, Pool, PoolScorer, Ranked, Scored
 from model_store.errors import InvalidInput
+from model_store.inference.noise import fresh_seed
 from model_store.inference.prediction import check_computed
 from model_store.inference.runtime import DrawSet
 from model_store.scores.joint import BatchBald, Candidates
 from model_store.state.labels import AcquiredRow, check_id
 from service.engine.batching import Engine, EngineWork
 from service.engine.threads import FairThreads
-from service.models.reservoir import fresh_seed
 from service.request_context import Phase
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ import orjson
 from prometheus_client import Counter
 from starlette.types import Scope
 
-from service.errors import NotReady
+from service.errors import NotReady, to_utf8
 from service.request_context import RequestRecord, get_record
 from service.settings import Settings
 
@@ -57,11 +57,11 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": _printable(record.getMessage()),
+            "message": to_utf8(record.getMessage()),
             **getattr(record, "fields", {}),
         }
         if record.exc_info:
-            content["exception"] = _printable(self.formatException(record.exc_info))
+            content["exception"] = to_utf8(self.formatException(record.exc_info))
         return orjson.dumps(content).decode()
 
 
@@ -178,7 +178,3 @@ def where(error: BaseException) -> str:
     """Return an error's type and traceback, without its message, which may repeat input."""
     frames = "".join(traceback.format_tb(error.__traceback__)).rstrip()
     return f"{type(error).__name__}\n{frames}"
-
-
-def _printable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")

@@ -50,8 +50,6 @@ COUNTERS = {
     "acquired_rows": "Rows acquired for labelling",
     "control_rows": "Control rows among the acquired rows",
     "draws": "Posterior draws used; rows of a request share their draws",
-    "draws_made": "Posterior draws computed",
-    "draws_reused": "Posterior draws shared with another request",
 }
 HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "queue_seconds": ("Seconds that a request waited in the queue", SECONDS),

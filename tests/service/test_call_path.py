@@ -5,7 +5,7 @@ import sys
 from tests.support.environment import ROOT, environment_with
 from tests.support.ports import free_port
 
-MAX_MODULES, MAX_MOVES = 28, 86
+MAX_MODULES, MAX_MOVES = 26, 86
 TRIES = 3
 
 

@@ -28,8 +28,7 @@ from service.engine.batching import (
 )
 from service.engine.pool_ranking import PoolWork
 from service.errors import Overloaded, PastDeadline
-from service.models.models import ServedModel
-from service.models.reservoir import Reservoir
+from service.models.models import Reservoir, ServedModel
 from service.request_context import RequestContext
 from service.telemetry.metrics import Metrics
 from tests.support.drift import new_drift

@@ -11,8 +11,7 @@ from service.engine import batching
 from service.engine.admission import Admission
 from service.engine.batching import Engine, EngineWork, part_rows
 from service.engine.pool_ranking import PoolWork
-from service.models.models import ServedModel
-from service.models.reservoir import Reservoir
+from service.models.models import Reservoir, ServedModel
 from service.telemetry.metrics import Metrics
 from tests.support import tiny
 from tests.support.drift import new_drift

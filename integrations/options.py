@@ -1,0 +1,52 @@
+"""Options of /predict in the requests of other protocols."""
+
+import re
+from typing import Any
+
+import orjson
+
+from model_store.errors import InvalidInput, list_choices
+from service.api.requests import validate
+from service.api.schemas import PredictRequest
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+# Fields of /predict that other protocols take as parameters
+PREDICT_OPTIONS = tuple(
+    name
+    for name in PredictRequest.model_fields
+    if name not in ("model", "version", "inputs", "groups", "explain")
+)
+
+
+def parse_options(
+    parameters: dict[str, Any], where: str, extra: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Convert another protocol's parameters to fields of /predict.
+
+    Strings are parsed as JSON.
+    """
+    fields: dict[str, Any] = {}
+    for name, value in parameters.items():
+        if name not in PREDICT_OPTIONS:
+            place = f"{where}.{name}" if _NAME.fullmatch(name) else where
+            expected = list_choices(sorted((*PREDICT_OPTIONS, *extra)))
+            raise InvalidInput(place, expected, "an unknown parameter")
+        if isinstance(value, str):
+            try:
+                value = orjson.loads(value.encode("utf-8", "replace"))
+            except orjson.JSONDecodeError:
+                expected = "a number, possibly as a string"
+                raise InvalidInput(f"{where}.{name}", expected, "another string") from None
+        fields[name] = value
+    return fields
+
+
+def build_envelope(fields: dict[str, Any], where: str) -> PredictRequest:
+    """Build a request from the result of `parse_options`.
+
+    In errors, the fields have the prefix `where`.
+    """
+    try:
+        return validate(PredictRequest, {"inputs": [], **fields})
+    except InvalidInput as error:
+        raise error.rename_fields(lambda field: f"{where}.{field}") from None
