@@ -39,10 +39,7 @@ class Phase:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """A request's data for metrics, logs and traces.
-
-    Times are from `time.perf_counter`.
-    """
+    """A request's data for metrics, logs and traces. Times are from `time.perf_counter`."""
 
     request_id: str
     method: str

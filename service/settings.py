@@ -25,10 +25,7 @@ CLIENT_VARIABLES = {"DUBITO_CLIENT_URL", "DUBITO_CLIENT_KEY"}
 
 
 class Settings(BaseSettings):
-    """The service settings.
-
-    `python -m docs.reference` documents them in docs/settings.md.
-    """
+    """The service settings. `python -m docs.reference` documents them in docs/settings.md."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, frozen=True, extra="forbid", use_attribute_docstrings=True

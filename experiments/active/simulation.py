@@ -17,7 +17,8 @@ from jaxtyping import Float32, Float64, Int64
 from experiments.active.learner import Learner
 from experiments.active.protocol import ActiveStream, Arm, End, Protocol
 from experiments.active.rounds import Curves, Record, Round, has_ended
-from model_store.acquisition.ranking import Choice, Pool, Scored, rank_pool
+from model_store.acquisition.choice import Choice
+from model_store.acquisition.ranking import Pool, Scored, rank_pool
 from model_store.errors import InvalidInput
 from model_store.scores.joint import BatchBald, Candidates
 from model_store.scores.tasks import PREDICTIVES, AnyScores, race_scores

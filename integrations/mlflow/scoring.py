@@ -12,10 +12,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from integrations.options import build_envelope, parse_options
+from integrations.requests import Cells, build_envelope, parse_options
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput, describe_value
-from model_store.sources.rows import Cells, Rows
+from model_store.sources.rows import Rows
 from model_store.types import Content
 from model_store.version import read_version
 from service import limits

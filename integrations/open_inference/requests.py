@@ -22,7 +22,7 @@ from integrations.open_inference.tensors import (
     parse_array,
     parse_strings,
 )
-from integrations.options import parse_options
+from integrations.requests import Cells, parse_options
 from model_store.artifacts.manifest import (
     AnyColumn,
     CategoricalColumn,
@@ -32,7 +32,7 @@ from model_store.artifacts.manifest import (
 )
 from model_store.errors import InvalidInput, TooLarge, describe_value
 from model_store.sources.cells import cell_reader
-from model_store.sources.rows import Cells, Rows
+from model_store.sources.rows import Rows
 from model_store.types import Content
 from service.api.requests import (
     SMALL_JSON_BYTES,

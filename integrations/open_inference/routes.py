@@ -19,7 +19,7 @@ from integrations.open_inference.requests import (
     read_infer,
     read_rows,
 )
-from integrations.options import build_envelope
+from integrations.requests import build_envelope
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import LATEST
 from model_store.errors import InvalidInput, TooLarge

@@ -46,6 +46,19 @@ ACQUISITIONS: dict[Task, tuple[str, ...]] = {
 }
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The options for a choice of k rows from a pool."""
+
+    task: Task
+    acquisition: str
+    k: int
+    num_samples: int
+    race: float | None = None  # probability of dropping one of the k best rows
+    beta: float = 1.0  # of power_bald
+    priors: tuple[float, ...] | None = None  # class shares; None: as in training
+
+
 def check_acquisition(name: str | None, task: Task) -> str:
     """Check that the task supports an acquisition function and return its name.
 
@@ -78,21 +91,20 @@ def check_beta(beta: float | None, acquisition: str, task: Task) -> float:
     return beta
 
 
-def max_joint_candidates(
-    name: str, model: Model, rows: int, k: int, num_samples: int
-) -> int | None:
+def max_joint_candidates(choice: Choice, model: Model, rows: int) -> int | None:
     """Return the maximum number of candidates for `batchbald`, or None for other acquisitions.
 
     Raises:
         InvalidInput: if k is larger.
     """
+    name, draws = choice.acquisition, choice.num_samples
     if name not in model.predictive.joint_acquisitions:
         return None
-    max_candidates = CANDIDATE_BYTES // (4 * num_samples * model.manifest.output_size)
+    max_candidates = CANDIDATE_BYTES // (4 * draws * model.manifest.output_size)
     max_rows = min(max_candidates, MAX_JOINT_ROWS)
-    if min(k, rows) > max_rows:
-        expected = f"up to {max_rows} rows of this pool for {name} with {num_samples} draws"
-        raise InvalidInput("k", expected, str(k))
+    if min(choice.k, rows) > max_rows:
+        expected = f"up to {max_rows} rows of this pool for {name} with {draws} draws"
+        raise InvalidInput("k", expected, str(choice.k))
     return min(max_candidates, rows)
 
 

@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
-from model_store.acquisition.choice import RANDOM, joint_ranking, power_scores, ranking
+from model_store.acquisition.choice import RANDOM, Choice, joint_ranking, power_scores, ranking
 from model_store.errors import InvalidInput, list_choices
 from model_store.inference.model import Model
 from model_store.inference.prediction import check_computed
 from model_store.inference.runtime import DrawSet
 from model_store.scores.joint import BatchBald, Candidates
 from model_store.scores.tasks import PREDICTIVES, race_scores
-from model_store.types import Pause, Task, no_pause
+from model_store.types import Pause, no_pause
 
 T = TypeVar("T")
 
@@ -69,16 +69,6 @@ class PoolScorer:
         return outputs if self.priors is None else self.model.shifted(outputs, self.priors)
 
 
-@dataclass(frozen=True)
-class Choice:
-    task: Task
-    acquisition: str
-    k: int
-    num_samples: int
-    race: float | None = None  # probability of dropping one of the k best rows
-    beta: float = 1.0  # of power_bald
-
-
 class Pool(ABC):
     """A pool of rows, with methods that compute their scores.
 
@@ -119,7 +109,7 @@ async def rank_pool(pool: Pool, choice: Choice) -> Ranked:
         InvalidInput: for a row that the model cannot score, or an unsupported option.
     """
     name, k, predictive = choice.acquisition, choice.k, PREDICTIVES[choice.task]
-    stages = race_stages(choice.race, name, choice.task, choice.num_samples)
+    stages = race_stages(choice)
     if k == 0 or len(pool.ids) == 0:
         return Ranked([])
     scores = finalists = None
@@ -141,20 +131,19 @@ async def rank_pool(pool: Pool, choice: Choice) -> Ranked:
     return Ranked(await pool.run(by_score), finalists)
 
 
-def race_stages(
-    probability: float | None, name: str, task: Task, num_samples: int
-) -> tuple[int, ...]:
+def race_stages(choice: Choice) -> tuple[int, ...]:
     """Return the draw counts at which a race eliminates rows.
 
     Raises:
         InvalidInput: if the acquisition does not support races.
     """
-    if probability is None:
+    if choice.race is None:
         return ()
-    supported = PREDICTIVES[task].race_acquisitions
-    if name not in supported:
-        raise InvalidInput("race", list_choices(supported), repr(name))
-    return tuple(n for n in (num_samples // part for part in RACE_PARTS) if n >= MIN_RACE_DRAWS)
+    supported = PREDICTIVES[choice.task].race_acquisitions
+    if choice.acquisition not in supported:
+        raise InvalidInput("race", list_choices(supported), repr(choice.acquisition))
+    stages = (choice.num_samples // part for part in RACE_PARTS)
+    return tuple(n for n in stages if n >= MIN_RACE_DRAWS)
 
 
 async def race(

@@ -128,10 +128,7 @@ class RankTables:
         confidence: float | None = None,
         categories: Numbers | None = None,
     ) -> Float64[np.ndarray, "N 2"]:
-        """Compute prediction intervals.
-
-        They are infinite if there are too few calibration rows.
-        """
+        """Compute prediction intervals. They are infinite if there are too few calibration rows."""
         half_width = self._quantiles(len(mean), coverage, confidence, categories) * std
         return np.stack([mean - half_width, mean + half_width], axis=1)
 

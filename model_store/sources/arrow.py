@@ -90,10 +90,7 @@ def read_categories(column: Column) -> Categories:
 
 
 def name_categories(column: Column) -> Column:
-    """Convert the categories of a column to text.
-
-    Other columns are returned unchanged.
-    """
+    """Convert the categories of a column to text. Other columns are returned unchanged."""
     if not types.is_dictionary(column.type) or column_type(column) is None:
         return column
     if types.is_string(column.type.value_type) or types.is_large_string(column.type.value_type):

@@ -3,9 +3,8 @@
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,8 +32,8 @@ BUFFER_BYTES = 64 << 10  # read-ahead per column, because row groups can exceed 
 UNSUPPORTED = re.compile("not (yet )?implemented|not supported|unsupported", re.IGNORECASE)
 
 
-def read_table(path: Path, field: str) -> pa.Table:
-    with _open_file(path, field, f", {str(path)!r}") as file:
+def read_table(source: Source, field: str, name: object) -> pa.Table:
+    with _open_file(source, field, f", {str(name)!r}") as file:
         return file.read()
 
 
@@ -69,7 +68,6 @@ class ParquetFile(RowFile):
     Attributes:
         groups: number of rows in each row group.
         columns: selected columns.
-        constants: values of columns that are not in the file, as text or None.
     """
 
     ENDING = ".parquet"
@@ -79,10 +77,8 @@ class ParquetFile(RowFile):
         source: Source | io.RawIOBase,
         spec: InputSpec,
         field: str,
-        constants: Mapping[str, str | None] | None = None,
         bounds: Bounds = UNBOUNDED,
     ) -> None:
-        self.constants = constants or {}
         self._remote = source if isinstance(source, io.RawIOBase) else None
         super().__init__(b"" if isinstance(source, io.RawIOBase) else source, spec, field, bounds)
 
@@ -192,9 +188,8 @@ class ParquetFile(RowFile):
         spec = self.spec
         if spec.columns:
             names = [column.name for column in spec.columns]
-            self._require(names, [*schema.names, *self.constants])
-            present = [name for name in names if name in schema.names]
-            return present, f"the {len(names)} columns that the model was fitted with"
+            self._require(names, schema.names)
+            return names, f"the {len(names)} columns that the model was fitted with"
         if spec.text is not None:
             self._require([spec.text.column], schema.names)
             return [spec.text.column], f"the column {spec.text.column}"
@@ -220,13 +215,9 @@ class ParquetFile(RowFile):
         raise self._refuse(expected, f"{len(lists)} of lists and {len(numbers)} of numbers")
 
     def _cells(self, batch: pa.RecordBatch, column: AnyColumn) -> list[Any] | np.ndarray:
-        if column.name in self.columns:
-            cells = batch.column(self.columns.index(column.name))
-            with _python_values(f"{self.field}.{column.name[:80]}"):
-                return _cells(cells, column, self.spec.missing_values)
-        text = self.constants[column.name]
-        read = cell_reader(column, self.spec.missing_values)
-        return [None if text is None else read(text)] * batch.num_rows
+        cells = batch.column(self.columns.index(column.name))
+        with _python_values(f"{self.field}.{column.name[:80]}"):
+            return _cells(cells, column, self.spec.missing_values)
 
     def _batches(
         self, columns: list[str], groups: list[int] | None = None

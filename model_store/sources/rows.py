@@ -50,20 +50,6 @@ class Parts(Protocol):
     def parts(self) -> Iterator[Part]: ...
 
 
-@dataclass(frozen=True, eq=False)
-class Cells:
-    """Rows of a table, by column."""
-
-    columns: dict[str, list[Any] | np.ndarray]
-    count: int
-
-    def __len__(self) -> int:
-        return self.count
-
-    def parts(self) -> Iterator[Part]:
-        yield self.columns
-
-
 Rows = list[Any] | np.ndarray | Parts
 
 
@@ -80,10 +66,7 @@ def take_rows(part: Part, rows: slice) -> Part:
 def name_rows(
     blocks: Iterable[Float32[np.ndarray, "n I"]], columns: Columns, pause: Pause
 ) -> list[str]:
-    """Name rows by their content.
-
-    The second copy of a row gets the suffix `-2`, and so on.
-    """
+    """Name rows by their content. The second copy of a row gets the suffix `-2`, and so on."""
     counts, names = Counter[bytes](), list[str]()
     for x in blocks:
         fill_missing(x, columns)

@@ -39,10 +39,7 @@ class TooManyJobs(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """A background job.
-
-    Times are in seconds since 1970. `work` and `done` are in rows x draws.
-    """
+    """A background job. Times are in seconds since 1970. `work` and `done` are in rows x draws."""
 
     id: str
     kind: Kind

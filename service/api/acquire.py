@@ -12,8 +12,8 @@ from fastapi import APIRouter, Request, Response
 from jaxtyping import Float32, Int64
 from pydantic import BaseModel, Field
 
-from model_store.acquisition.choice import RANDOM, Selection, select
-from model_store.acquisition.ranking import Choice, rank_pool
+from model_store.acquisition.choice import RANDOM, Choice, Selection, select
+from model_store.acquisition.ranking import rank_pool
 from model_store.errors import InvalidInput
 from model_store.inference.noise import fresh_seed
 from model_store.sources.columns import fill_missing, unknown_categories
@@ -41,7 +41,7 @@ from service.api.requests import (
 from service.api.responses import json_response
 from service.api.schemas import AcquireRequest, ModelRequest
 from service.auth.scopes import needs
-from service.batch.computation import ComputationRequest, acquire_answer, ranking_fields
+from service.batch.computation import acquire_answer, choice_options
 from service.context import Context, CurrentContext, CurrentRequest, get_context
 from service.engine.batching import BATCH_ROW_DRAWS, EngineWork
 from service.engine.pool_ranking import (
@@ -129,18 +129,15 @@ async def post_acquire(request: Request) -> Response:
     call = context.begin(request, has_rows=True)
     work = await read_work(context, call, AcquireRequest, "pool", settings.max_pool_rows)
     loaded, pool_size = work.loaded, len(work.rows)
-    fields = ranking_fields(work.envelope, loaded.model)
     num_samples = resolve_num_samples(work.envelope, loaded.model, settings)
-    computation = ComputationRequest(
-        model=loaded.name, version=loaded.version, num_samples=num_samples, seed=0, **fields
-    )
+    choice = choice_options(work.envelope, loaded.model, num_samples)
     encoding_draws = loaded.model.encoding_draws
     with context.admission.admit(
         pool_size, num_samples, BATCH_ROW_DRAWS, call.client, encoding_draws, call.length
     ):
         x, names = await _read_pool(context, work)
-        answer = await _rank(context, work, computation, x, names)
-    draws = 0 if computation.acquisition == RANDOM else num_samples
+        answer = await _rank(context, work, choice, x, names)
+    draws = 0 if choice.acquisition == RANDOM else num_samples
     context.metrics.count(loaded.key, pool_rows=pool_size, draws=draws)
     call.record.set_usage(loaded.name, loaded.version, pool_size, draws)
     return json_response(answer)
@@ -167,14 +164,14 @@ async def _read_pool(
 async def _rank(
     context: Context,
     work: RowWork[AcquireRequest],
-    computation: ComputationRequest,
+    choice: Choice,
     x: Float32[np.ndarray, "N I"],
     names: list[str] | None,
 ) -> dict[str, Any]:
     """Rank a pool, store the ranked rows with `keep`, and return the answer."""
     call, envelope, loaded = work.call, work.envelope, work.loaded
     reservation, manifest = call.reservation, loaded.model.manifest
-    acquisition, num_samples = computation.acquisition, computation.num_samples
+    acquisition, num_samples = choice.acquisition, choice.num_samples
     seed = fresh_seed() if envelope.seed is None and envelope.control else envelope.seed
     find = partial(select_rows, context, envelope, loaded.name, names, len(x), seed or 0)
     ids, selection = await context.threads.state(find)
@@ -184,12 +181,11 @@ async def _rank(
         copy = partial(np.take, x, selection.ranked, axis=0)
         ranked_x = await context.threads.requests.run(call, x.nbytes, copy)
         ranked_ids = [ids[i] for i in selection.ranked.tolist()]
-    priors = computation.priors
+    priors = choice.priors
     scored = PoolWork(
         loaded, ranked_x, num_samples, seed, call, acquisition=acquisition, priors=priors
     )
-    k = envelope.k - len(selection.control)
-    choice = Choice(manifest.task, acquisition, k, num_samples, envelope.race, computation.beta)
+    choice = replace(choice, k=choice.k - len(selection.control))
     pool = EnginePool(context.engine, context.threads.answers, scored, ranked_ids, choice)
     try:
         ranked = await rank_pool(pool, choice)
@@ -215,9 +211,8 @@ async def _rank(
     call.record.add_phases(pool.phases)
     knows_labels = context.settings.state is not None or names is None
     excluded = selection.excluded if knows_labels or not envelope.exclude_labelled else None
-    computation = replace(computation, seed=pool.seed)
-    counts = len(x), excluded, unknown, envelope.race, ranked.finalists
-    return acquire_answer(manifest, computation, rows, *counts)
+    counts = len(x), excluded, unknown, ranked.finalists
+    return acquire_answer(manifest, choice, pool.seed, rows, *counts)
 
 
 def _add_pool_index(error: InvalidInput, places: Int64[np.ndarray, "R"]) -> InvalidInput:

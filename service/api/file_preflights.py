@@ -21,10 +21,7 @@ GRACE_S = 5.0  # for the process to report a timeout
 
 
 class FilePreflights:
-    """Runs preflights of Parquet files in a process that starts on demand.
-
-    Not thread-safe.
-    """
+    """Runs preflights of Parquet files in a process that starts on demand. Not thread-safe."""
 
     def __init__(self, ending: threading.Event) -> None:
         self._ending = ending

@@ -19,7 +19,6 @@ from model_store.acquisition.choice import max_joint_candidates
 from model_store.acquisition.ranking import race_stages
 from model_store.artifacts.disk import write_synced
 from model_store.errors import InvalidInput, NotFound, TooLarge
-from model_store.inference.noise import fresh_seed
 from model_store.sources.files import file_stamp, open_rows
 from model_store.sources.row_file import RowFile
 from model_store.sources.rows import RowReader
@@ -310,20 +309,15 @@ def _write_files(
     if getattr(envelope, "groups", None) is not None:
         resolve_groups(envelope, pool.rows, model)
         write_synced(folder / GROUPS_FILE, orjson.dumps(envelope.groups))
-    seed = fresh_seed() if envelope.seed is None else envelope.seed
     fields = request_fields(envelope, model, num_samples)
     if isinstance(envelope, AcquireRequest):
-        race_stages(envelope.race, fields["acquisition"], model.manifest.task, num_samples)
-        max_joint_candidates(fields["acquisition"], model, pool.rows, envelope.k, num_samples)
-        excluded = _select(context, work, names, seed, folder)
-        fields |= {"race": envelope.race, "keep": envelope.keep, "excluded": excluded}
+        race_stages(fields["options"])
+        max_joint_candidates(fields["options"], model, pool.rows)
+        excluded = _select(context, work, names, fields["seed"], folder)
+        fields |= {"keep": envelope.keep, "excluded": excluded}
     else:
         fields["format"] = envelope.format
     return JobRequest(
-        model=work.loaded.name,
-        version=work.loaded.version,
-        num_samples=num_samples,
-        seed=seed,
         field=pool.field,
         path=path,
         stamp=stamp,

@@ -73,10 +73,7 @@ router = APIRouter(tags=["Predict"])
 
 @dataclass(eq=False)
 class RowWork(Generic[AnyEnvelope]):
-    """A parsed request.
-
-    To save memory, `rows` is cleared once it is converted to numbers.
-    """
+    """A parsed request. To save memory, `rows` is cleared once it is converted to numbers."""
 
     call: RequestContext
     envelope: AnyEnvelope

@@ -198,10 +198,7 @@ async def run_parser(context: Context, call: RequestContext, size: int, work: Ca
 
 
 def check_row_count(field: str, rows: int, max_rows: int, advice: str = "") -> None:
-    """Check that there are 1 to `max_rows` rows.
-
-    `advice` is appended to the error message.
-    """
+    """Check that there are 1 to `max_rows` rows. `advice` is appended to the error message."""
     if rows == 0:
         raise InvalidInput(field, "at least one row", "none")
     if rows > max_rows:
@@ -272,10 +269,7 @@ def parse_json(body: Content) -> dict[str, Any]:
 
 @cache
 def _json_types(kind: type[RequestModel]) -> dict[str, tuple[str, str]]:
-    """Return the JSON types of each field and its items.
-
-    An unspecified type is `string`.
-    """
+    """Return the JSON types of each field and its items. An unspecified type is `string`."""
     types = {}
     for name, schema in kind.model_json_schema()["properties"].items():
         value = schema.get("anyOf", [schema])[0]
@@ -286,10 +280,7 @@ def _json_types(kind: type[RequestModel]) -> dict[str, tuple[str, str]]:
 def text_fields(
     pairs: Iterable[tuple[str, str]], kind: type[RequestModel], rows_field: str, where: str
 ) -> dict[str, Any]:
-    """Parse the fields of a query or form.
-
-    Fields that are not strings are parsed as JSON.
-    """
+    """Parse the fields of a query or form. Fields that are not strings are parsed as JSON."""
     fields: dict[str, Any] = {}
     repeated = set()  # arrays sent item by item
     for name, text in pairs:

@@ -78,10 +78,7 @@ class Answer:
 
 
 def predict_json(answer: Answer, pause: Pause) -> list[bytes]:
-    """Encode a response as JSON, in parts.
-
-    No step blocks other threads for long.
-    """
+    """Encode a response as JSON, in parts. No step blocks other threads for long."""
     results, manifest = answer.results, answer.results.manifest
     head = {
         "model": manifest.name,

@@ -33,10 +33,7 @@ Priors = Annotated[
 
 
 def drop_extra_unknown(kind: type[BaseModel], content: dict[str, Any]) -> dict[str, Any]:
-    """Drop all but the first ten unknown fields.
-
-    Each of them adds a kilobyte of errors.
-    """
+    """Drop all but the first ten unknown fields. Each of them adds a kilobyte of errors."""
     known = {name: content[name] for name in kind.model_fields if name in content}
     unknown = (name for name in content if name not in kind.model_fields)
     return known | {name: content[name] for name in islice(unknown, MAX_ERRORS)}

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from model_store.acquisition.choice import Choice
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.storage import is_url, resolve_location
 from model_store.artifacts.store import open_store
 from model_store.errors import InvalidInput
 from model_store.inference.model import NEEDED, Model
-from model_store.inference.noise import fresh_seed
 from model_store.processes import processors
 from model_store.sources.files import check_ids
 from model_store.sources.row_file import ID
@@ -123,19 +123,18 @@ def _request(options: argparse.Namespace, settings: Settings, model: Model) -> D
     envelope = validate(kind, content)
     num_samples = resolve_num_samples(envelope, model, settings)
     fields: dict[str, Any] = {
-        "model": model.manifest.name,
-        "version": model.manifest.version,
         "manifest": model.manifest.digest,
-        "num_samples": num_samples,
-        "seed": fresh_seed() if envelope.seed is None else envelope.seed,
         "shard_rows": options.shard_rows
         or default_shard_rows(model.row_size, model.manifest.output_size),
         **request_fields(envelope, model, num_samples),
     }
-    if fields.get("acquisition") in model.predictive.joint_acquisitions:
-        expected = "a score of single rows; use /acquire or a job to rank the best rows jointly"
-        raise InvalidInput("acquisition", expected, repr(fields["acquisition"]))
-    return DataSetRequest(kind=options.kind, **fields)
+    request = DataSetRequest(kind=options.kind, **fields)
+    if isinstance(request.options, Choice):
+        acquisition = request.options.acquisition
+        if acquisition in model.predictive.joint_acquisitions:
+            expected = "a score of single rows; use /acquire or a job to rank the best rows jointly"
+            raise InvalidInput("acquisition", expected, repr(acquisition))
+    return request
 
 
 def _refuse_overlap(source: str, out: str) -> None:
@@ -234,15 +233,18 @@ def _rank_parts(plan: Plan, out: Files, manifest: Manifest) -> dict[str, Any]:
     """Rank the k best rows of all parts. Ties are broken by hash. Return an `/acquire` answer."""
     import pyarrow
 
+    from model_store.sources.parquet import read_table
+
     request, unknown = plan.request, Counter[str]()
     best: Any = None
     for shard in plan.shards:
-        part = _read_part(out, plan.part(shard.number))
+        name = plan.part(shard.number)
+        part = read_table(out.read(name) or b"", OUT, name)
         unknown.update(json.loads(part.schema.metadata[UNKNOWN_KEY]))
         part = part.replace_schema_metadata()
         best = part if best is None else pyarrow.concat_tables([best, part])
         place, score, hashes = (best[name].to_numpy() for name in ("place", "score", "hash"))
-        best = best.take(np.lexsort((place, hashes, -score))[: request.k])
+        best = best.take(np.lexsort((place, hashes, -score))[: request.choice.k])
     ids = best[ID].to_pylist()
     check_ids(ids, len(ids))
     columns = zip(best["place"].to_pylist(), ids, best["score"].to_pylist(), strict=True)
@@ -250,7 +252,7 @@ def _rank_parts(plan: Plan, out: Files, manifest: Manifest) -> dict[str, Any]:
         {"rank": rank, "index": place, "id": name, "score": score, "control": False}
         for rank, (place, name, score) in enumerate(columns, start=1)
     ]
-    return acquire_answer(manifest, request, rows, plan.rows, 0, dict(unknown))
+    return acquire_answer(manifest, request.choice, request.seed, rows, plan.rows, 0, dict(unknown))
 
 
 def _write_ranking(out: Files, answer: dict[str, Any]) -> None:
@@ -263,11 +265,3 @@ def _write_ranking(out: Files, answer: dict[str, Any]) -> None:
     }
     out.create(f"{RANKING}.parquet", parquet_bytes(columns, {}))
     out.create(f"{RANKING}.json", json.dumps(answer).encode() + b"\n")
-
-
-def _read_part(out: Files, name: str) -> Any:
-    import pyarrow
-    import pyarrow.parquet
-
-    content = pyarrow.BufferReader(out.read(name))
-    return pyarrow.parquet.read_table(content, use_threads=False)

@@ -10,10 +10,11 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from model_store.acquisition.choice import check_acquisition, check_beta
+from model_store.acquisition.choice import Choice, check_acquisition, check_beta
 from model_store.acquisition.ranking import PoolScorer
 from model_store.artifacts.manifest import InputSpec, Manifest
 from model_store.inference.model import Model
+from model_store.inference.noise import fresh_seed
 from model_store.inference.prediction import DecisionOptions, decide
 from model_store.inference.runtime import DrawSet
 from model_store.scores.tasks import PREDICTIVES
@@ -39,61 +40,72 @@ class ComputationRequest:
     version: str
     num_samples: int
     seed: int
-    priors: tuple[float, ...] | None = None
+    options: DecisionOptions | Choice
     missing: Literal["flag", "reject"] = "flag"
-    options: DecisionOptions | None = None  # only for predictions
-    acquisition: str = ""  # only for rankings, like `k` and `beta`
-    k: int = 0
-    beta: float = 1.0
+
+    @property
+    def decisions(self) -> DecisionOptions:
+        assert isinstance(self.options, DecisionOptions)
+        return self.options
+
+    @property
+    def choice(self) -> Choice:
+        assert isinstance(self.options, Choice)
+        return self.options
 
 
 def request_fields(
     envelope: AcquireRequest | PredictRequest, model: Model, num_samples: int
 ) -> dict[str, Any]:
-    """Convert the options of /acquire or /predict to fields of a `ComputationRequest`."""
+    """Convert a request to /acquire or /predict to fields of a `ComputationRequest`."""
+    options: DecisionOptions | Choice
     if isinstance(envelope, AcquireRequest):
-        return ranking_fields(envelope, model)
-    options = decision_options(envelope, model, num_samples)
-    return {"options": options, "priors": options.priors, "missing": envelope.missing}
-
-
-def ranking_fields(envelope: AcquireRequest, model: Model) -> dict[str, Any]:
-    task = model.manifest.task
-    acquisition_name = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
-    acquisition = check_acquisition(acquisition_name, task)
+        options = choice_options(envelope, model, num_samples)
+    else:
+        options = decision_options(envelope, model, num_samples)
     return {
-        "acquisition": acquisition,
-        "k": envelope.k,
-        "beta": check_beta(envelope.beta, acquisition, task),
-        "priors": resolve_priors(envelope, model),
+        "model": model.manifest.name,
+        "version": model.manifest.version,
+        "num_samples": num_samples,
+        "seed": fresh_seed() if envelope.seed is None else envelope.seed,
+        "options": options,
         "missing": envelope.missing,
     }
 
 
+def choice_options(envelope: AcquireRequest, model: Model, num_samples: int) -> Choice:
+    task = model.manifest.task
+    acquisition_name = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
+    acquisition = check_acquisition(acquisition_name, task)
+    beta = check_beta(envelope.beta, acquisition, task)
+    priors = resolve_priors(envelope, model)
+    return Choice(task, acquisition, envelope.k, num_samples, envelope.race, beta, priors)
+
+
 def acquire_answer(
     manifest: Manifest,
-    request: ComputationRequest,
+    choice: Choice,
+    seed: int,
     ranking: list[dict[str, Any]],
     pool_size: int,
     excluded: int | None,
     unknown: dict[str, int],
-    race: float | None = None,
     finalists: int | None = None,
 ) -> dict[str, Any]:
-    is_sampled = request.acquisition in PREDICTIVES[manifest.task].sampling_acquisitions
+    is_sampled = choice.acquisition in PREDICTIVES[manifest.task].sampling_acquisitions
     return {
         "model": manifest.name,
         "version": manifest.version,
-        "acquisition": request.acquisition,
-        "num_samples": request.num_samples,
-        "seed": request.seed,
+        "acquisition": choice.acquisition,
+        "num_samples": choice.num_samples,
+        "seed": seed,
         "pool_size": pool_size,
         "excluded": excluded,
-        "race": race,
+        "race": choice.race,
         "finalists": finalists,
         "unknown_categories": unknown,
-        "beta": request.beta if is_sampled else None,
-        "priors": priors_by_class(manifest, request.priors),
+        "beta": choice.beta if is_sampled else None,
+        "priors": priors_by_class(manifest, choice.priors),
         "ranking": ranking,
     }
 
@@ -104,15 +116,17 @@ class Computation:
     def __init__(self, model: Model, request: ComputationRequest) -> None:
         self.model, self.request = model, request
         self.manifest = model.manifest
-        self.scorer = PoolScorer(model, request.acquisition, request.priors)
+        options = request.options
+        self.acquisition = options.acquisition if isinstance(options, Choice) else ""
+        self.scorer = PoolScorer(model, self.acquisition, options.priors)
 
     def draws(self, num_samples: int | None = None) -> DrawSet:
         number = num_samples or self.request.num_samples
         return self.model.runtime.draw_set(self.request.seed, number)
 
     def batch_rows(self, num_samples: int | None = None) -> int:
-        request = self.request
-        return part_rows(self.model, num_samples or request.num_samples, request.acquisition)
+        number = num_samples or self.request.num_samples
+        return part_rows(self.model, number, self.acquisition)
 
     def batches(self, parts: Iterable[Inputs], num_samples: int | None = None) -> Iterator[Inputs]:
         size = self.batch_rows(num_samples)
@@ -132,7 +146,7 @@ class Computation:
         """
         if self.request.missing == "reject":
             check_complete(x, self.manifest.input.columns, field, first)
-        elif self.request.options is None:
+        elif isinstance(self.request.options, Choice):
             fill_missing(x, self.manifest.input.columns)
         return x
 
@@ -140,8 +154,7 @@ class Computation:
         self, x: Inputs, draws: DrawSet, groups: Int64[np.ndarray, "n"] | None = None
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Predict rows and mark those with finite scores. Fill missing cells of `x` in place."""
-        options = self.request.options
-        assert options is not None
+        options = self.request.decisions
         missing = fill_missing(x, self.manifest.input.columns)
         prediction = self.model.prediction(*self.model.runtime.run_set(x, draws), options.priors)
         prediction = replace(prediction, missing=missing)
@@ -153,8 +166,7 @@ class Computation:
         return dict(arrays), computed
 
     def about(self, unknown: dict[str, int]) -> dict[str, np.ndarray]:
-        assert self.request.options is not None
-        about = metadata_arrays(self.manifest, self.request.seed, self.request.options)
+        about = metadata_arrays(self.manifest, self.request.seed, self.request.decisions)
         if columns := self.manifest.input.columns:
             about[UNKNOWN_CATEGORIES] = np.array([unknown.get(c.name, 0) for c in columns])
         return about

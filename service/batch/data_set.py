@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import DubitoError, InvalidInput
@@ -88,7 +88,10 @@ def begin(
         if out.create(PLAN, PLANS.dump_json(plan) + b"\n"):
             return plan
         content = out.read(PLAN) or b""
-    plan = PLANS.validate_json(content)
+    try:
+        plan = PLANS.validate_json(content)
+    except ValidationError:
+        raise InvalidInput(OUT, expected, f"an invalid {PLAN}") from None
     request = request if is_seeded else replace(request, seed=plan.request.seed)
     difference = _find_difference(plan, replace(plan, request=request, files=tuple(data_files)))
     if difference is not None:
@@ -121,7 +124,7 @@ def create_plan(
 
 
 def _open_table(source: Files, file: DataFile, spec: InputSpec) -> ParquetFile:
-    return ParquetFile(source.open(file), spec, f"{SOURCE}: {file.name}", file.partition_values)
+    return ParquetFile(source.open(file), spec, f"{SOURCE}: {file.name}")
 
 
 def default_shard_rows(row_size: int, outputs: int) -> int:
@@ -144,8 +147,7 @@ def _find_difference(old: Plan, new: Plan) -> str | None:
 
 def _request_fields(request: DataSetRequest) -> dict[str, Any]:
     fields = asdict(request)
-    options = fields.pop("options") or {}
-    return {**fields, **options}
+    return fields | fields.pop("options")
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from urllib.parse import unquote
 
 from model_store.artifacts.disk import make_folder, sync_folder, write_synced
 from model_store.artifacts.objects import PROBE, Objects
@@ -20,7 +19,6 @@ from model_store.sources.files import file_stamp
 
 ENDING = ".parquet"
 DRAFT = ".draft-"
-NO_VALUE = "__HIVE_DEFAULT_PARTITION__"  # in folder names
 MAX_READ_BYTES = 1 << 30  # of an output read into memory
 
 
@@ -33,13 +31,6 @@ class DataFile:
     name: str  # path in the data set, with slashes
     size: int  # bytes
     stamp: str  # changes with the file
-
-    @property
-    def partition_values(self) -> dict[str, str | None]:
-        """The columns defined by folder names such as `date=2024-01-01`."""
-        pairs = (folder.partition("=") for folder in self.name.split("/")[:-1])
-        values = {unquote(name): unquote(value) for name, mark, value in pairs if mark}
-        return {name: None if value == NO_VALUE else value for name, value in values.items()}
 
     def change_error(self) -> InvalidInput:
         expected = f"{self.name} unchanged since the job began"

@@ -25,12 +25,12 @@ from pydantic import TypeAdapter
 
 from model_store.acquisition.choice import (
     NO_SEED,
+    Choice,
     Selection,
     id_hashes,
     max_joint_candidates,
 )
 from model_store.acquisition.ranking import (
-    Choice,
     Pool,
     Scored,
     rank_pool,
@@ -90,7 +90,6 @@ class JobRequest(ComputationRequest):
     read_as: str
     ignored: list[str]
     inline: bool = False  # the file contains the encoded rows of a request
-    race: float | None = None
     excluded: int = 0  # rows that already have labels
     keep: bool = False  # stores the acquired rows
     format: Format = "npz"
@@ -206,7 +205,6 @@ class JobRows:
 def predict(job: JobRows) -> str:
     """Predict a job's rows as /predict does. Return the answer's file name."""
     request, computation = job.request, job.computation
-    assert request.options is not None
     ids = job.ids() if job.has_ids else None
     groups, categories = None, job.model.manifest.categories
     if categories is not None and (job.folder / GROUPS_FILE).exists():
@@ -222,8 +220,9 @@ def predict(job: JobRows) -> str:
 
     columns, unknown = job.fill("rows", np.arange(request.rows), request.num_samples, compute)
     about = computation.about(unknown)
-    if request.options.fdr is not None:  # needs the p-values of all rows
-        flag = benjamini_hochberg(np.array(columns["p_value"]), request.options.fdr)
+    fdr = request.decisions.fdr
+    if fdr is not None:  # needs the p-values of all rows
+        flag = benjamini_hochberg(np.array(columns["p_value"]), fdr)
         if "missing" in columns:
             flag |= columns["missing"].any(axis=1)
         columns["flag"] = flag
@@ -253,24 +252,20 @@ def _table(
 
 def acquire(job: JobRows, database: Database) -> str:
     """Rank a job's rows as /acquire does. Return the answer's file name."""
-    request, manifest = job.request, job.model.manifest
-    ids = job.ids()
+    request, ids = job.request, job.ids()
     selection = Selection(np.arange(request.rows), np.empty(0, dtype=np.int64), request.excluded)
     if (job.folder / SELECTED_FILE).exists():
         with np.load(job.folder / SELECTED_FILE, allow_pickle=False) as selected:
             selection = replace(selection, **selected)
-    k = request.k - len(selection.control)
-    choice = Choice(
-        manifest.task, request.acquisition, k, request.num_samples, request.race, request.beta
-    )
+    choice = replace(request.choice, k=request.choice.k - len(selection.control))
     ranked_ids = [ids[i] for i in selection.ranked.tolist()]
     pool = JobPool(job, selection.ranked, ranked_ids, choice)
     ranked = asyncio.run(rank_pool(pool, choice))
     rows = answer_rows(ranked, selection, ids)
     if request.keep:
         _store_acquired(job, rows, database)
-    counts = request.rows, request.excluded, pool.unknown, request.race, ranked.finalists
-    answer = acquire_answer(manifest, request, rows, *counts)
+    counts = request.rows, request.excluded, pool.unknown, ranked.finalists
+    answer = acquire_answer(job.model.manifest, choice, request.seed, rows, *counts)
     return job.write(ANSWER_FILE, lambda path: path.write_text(json.dumps(answer)))
 
 
@@ -292,7 +287,9 @@ def _store_acquired(job: JobRows, ranked: list[dict[str, Any]], database: Databa
         prediction = model.prediction(*model.runtime.run_set(part, draws))
         predictions += prediction_records(prediction, model.manifest.classes)
     model_fields = request.model, request.version, row_format(model.manifest)
-    acquisition = Acquisition(*model_fields, request.acquisition, request.seed, request.num_samples)
+    acquisition = Acquisition(
+        *model_fields, request.choice.acquisition, request.seed, request.num_samples
+    )
     save_acquired(database, acquisition, acquired_rows(pool, ranked, predictions))
 
 
@@ -344,9 +341,7 @@ class JobPool(Pool):
     async def candidates(self) -> tuple[Int64[np.ndarray, "M"], Candidates]:
         """Compute the candidates for the rows with the largest gains."""
         job, choice = self._job, self._choice
-        max_rows = max_joint_candidates(
-            choice.acquisition, job.model, len(self.ids), choice.k, choice.num_samples
-        )
+        max_rows = max_joint_candidates(choice, job.model, len(self.ids))
         order = np.lexsort((id_hashes(self.ids, NO_SEED), -await self.scores()))
         rows = np.sort(order[:max_rows])  # in the order of the file
         job.work += len(rows) * choice.num_samples

@@ -165,25 +165,25 @@ class Worker:
         ids, arrays, unknown = self._compute_rows(shard, rejects, compute)
         check_ids(ids, len(ids))
         score, hashes = arrays["score"], id_hashes(ids, request.seed)
-        top_rows = top(score, hashes, request.k) if ids else np.arange(0)
+        top_rows = top(score, hashes, request.choice.k) if ids else np.arange(0)
         columns: dict[str, Any] = {
             "place": arrays["place"][top_rows],
             ID: [ids[i] for i in top_rows.tolist()],
             "score": score[top_rows],
             "hash": hashes[top_rows],
         }
-        unknown = {} if request.acquisition == RANDOM else unknown
+        unknown = {} if request.choice.acquisition == RANDOM else unknown
         return parquet_bytes(columns, {UNKNOWN_KEY.decode(): json.dumps(unknown)})
 
     def _scores(self, rows: Rows) -> Float64[np.ndarray, "n"]:
-        request = self.plan.request
-        name, seed = request.acquisition, request.seed
+        choice, seed = self.plan.request.choice, self.plan.request.seed
+        name = choice.acquisition
         if name == RANDOM:
             return random_scores(id_hashes(rows.ids, seed))
         scores = self.computation.scorer.scores(rows.x, self.draws)
         if name not in self.model.predictive.sampling_acquisitions:
             return scores
-        powers = power_scores(scores, rows.ids, seed, request.beta)
+        powers = power_scores(scores, rows.ids, seed, choice.beta)
         return np.where(np.isfinite(scores), powers, np.nan)
 
 

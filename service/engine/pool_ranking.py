@@ -11,11 +11,12 @@ from jaxtyping import Float32, Float64, Int64
 from model_store.acquisition.choice import (
     MAX_JOINT_ROWS,
     NO_SEED,
+    Choice,
     Selection,
     id_hashes,
     max_joint_candidates,
 )
-from model_store.acquisition.ranking import Choice, Pool, PoolScorer, Ranked, Scored
+from model_store.acquisition.ranking import Pool, PoolScorer, Ranked, Scored
 from model_store.errors import InvalidInput
 from model_store.inference.noise import fresh_seed
 from model_store.inference.prediction import check_computed
@@ -145,9 +146,7 @@ class EnginePool(Pool):
         self.work.context.reservation.reserve(HASH_BYTES * len(x) + x.nbytes, "pool")
         # Hashes of ids decide between candidates with equal gains.
         order = await self.run(lambda: np.argsort(id_hashes(ids, NO_SEED)))
-        max_candidates = max_joint_candidates(
-            choice.acquisition, self.work.model, len(x), choice.k, choice.num_samples
-        )
+        max_candidates = max_joint_candidates(choice, self.work.model, len(x))
         x = await self.run(partial(np.take, x, order, axis=0))
         work = await self._score(replace(self.work, x=x, max_candidates=max_candidates))
         check_computed(work.scores, "pool", order)

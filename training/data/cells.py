@@ -83,7 +83,9 @@ class RawTable(NamedTuple):
 
 def read_raw(kind: str, path: Path, section: "DataSection") -> RawTable:
     """Read a CSV or Parquet file (`kind`)."""
-    return _read_text(path, section) if kind == "csv" else RawTable(read_table(path, "data.source"))
+    if kind == "csv":
+        return _read_text(path, section)
+    return RawTable(read_table(path, "data.source", path))
 
 
 def typed_table(raw: RawTable, task: str | None, section: "DataSection") -> pa.Table:

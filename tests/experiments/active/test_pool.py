@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from experiments.active.simulation import candidate_rows, choose, initial_labels
-from model_store.acquisition.ranking import Choice
+from model_store.acquisition.choice import Choice
 from model_store.errors import InvalidInput
 
 

@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from model_store.acquisition.choice import (
+    Choice,
     check_acquisition,
     id_hashes,
     joint_ranking,
@@ -15,7 +16,6 @@ from model_store.acquisition.choice import (
 )
 from model_store.acquisition.ranking import (
     DROPPED_SCORE,
-    Choice,
     Pool,
     race,
     race_stages,
@@ -261,12 +261,15 @@ def test_the_width_of_races_is_students_quantile(degrees, tail):
 
 
 def test_a_race_has_stages_of_draws_enough_for_their_errors():
-    assert race_stages(None, "entropy", "classification", 100) == ()
-    assert race_stages(0.05, "bald", "classification", 100) == (10, 25)
-    assert race_stages(0.05, "bald", "classification", 40) == (10,)
-    assert race_stages(0.05, "bald", "classification", 39) == ()
+    def stages(race, name, num_samples):
+        return race_stages(Choice("classification", name, 1, num_samples, race))
+
+    assert stages(None, "entropy", 100) == ()
+    assert stages(0.05, "bald", 100) == (10, 25)
+    assert stages(0.05, "bald", 40) == (10,)
+    assert stages(0.05, "bald", 39) == ()
     with pytest.raises(InvalidInput, match="race: expected one of entropy, bald"):
-        race_stages(0.05, "random", "classification", 100)
+        stages(0.05, "random", 100)
 
 
 def test_a_row_without_a_score_is_named_by_its_place_among_all():

@@ -19,9 +19,7 @@ from model_store.errors import InvalidInput
 from model_store.sources import row_file
 from model_store.sources.columns import encode_cells, encode_objects
 from model_store.sources.files import check_ids, open_rows
-from model_store.sources.parquet import ParquetFile
 from service.api.predict import resolve_path
-from service.batch.files import DataFile
 from tests.support.files import npy_bytes, npy_header, zip_bytes
 from tests.support.images import png_bytes
 from tests.support.recipes import get_recipe
@@ -336,25 +334,6 @@ def test_numbers_in_strings_and_an_index_of_pandas_in_parquet(tmp_path):
     pq.write_table(pa.table({**{f"p{i}": FLAT[:, i] for i in range(6)}, **index}), path)
     pool = open_rows(path, ARRAYS, "pool_file")
     assert (pool.ignored, gathered(pool).tolist()) == (["__index_level_0__"], FLAT.tolist())
-
-
-def test_a_column_may_be_in_the_names_of_folders(tmp_path):
-    items = DataFile(
-        "width=2.5/city=S%C3%A3o Paulo/is sold=__HIVE_DEFAULT_PARTITION__/part-0.parquet", 1, ""
-    )
-    assert items.partition_values == {"width": "2.5", "city": "São Paulo", "is sold": None}
-    path = tmp_path / "rows.parquet"
-    pq.write_table(pa.table({"is sold": [True, None], "city": ["Oslo", "Rome"]}), path)
-    pool = ParquetFile(path, NAMED, "source", {"width": "2.5", "city": "Bern"})
-    part = {
-        "width": [2.5, 2.5],
-        "is sold": ["true", None],
-        "city": ["Oslo", "Rome"],
-    }  # the file's own, where it has some
-    assert list(pool.parts()) == [part]
-    refused(
-        path, NAMED, "pool_file.width: expected a column with that name, got columns is sold, city"
-    )
 
 
 def test_what_may_be_thousands_or_no_number_is_refused_and_not_guessed(tmp_path):

@@ -341,6 +341,20 @@ def test_an_output_of_other_data_is_refused(run, data, scored, tmp_path):
         run("score", tmp_path / "data", scored)
 
 
+def test_a_damaged_output_is_named(run, data, tmp_path):
+    out = tmp_path / "out"
+    run("rank", data, out, "-k", 5)
+    part = sorted(out.glob("part-*.parquet"))[0]
+    part.write_bytes(part.read_bytes()[:-8])
+    with pytest.raises(InvalidInput, match=f"^out: expected a whole parquet file, '{part.name}'"):
+        run("rank", data, out, "-k", 5)
+    (out / "job.json").write_text("{}")
+    with pytest.raises(
+        InvalidInput, match=r"^out: expected an empty .*, got an invalid job\.json$"
+    ):
+        run("rank", data, out, "-k", 5)
+
+
 def test_bad_input_is_named(run, data, tmp_path, digits_rows):
     def refused(said, kind="score", source=data, out=tmp_path / "out", **given):
         with pytest.raises(InvalidInput, match=said):

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from model_store.acquisition.ranking import Choice
+from model_store.acquisition.choice import Choice
+from model_store.inference.prediction import DecisionOptions
 from service.batch.candidate import Cancelled
 from service.batch.command import Progress
 from service.batch.data_set import DataSetRequest, Plan, Shard
@@ -22,6 +23,7 @@ def test_a_line_says_how_far_a_job_is_and_what_is_left():
         manifest="",
         num_samples=10,
         seed=5,
+        options=DecisionOptions(0.05, None, 0.95, None),
         shard_rows=100,
     )
     shards = tuple(Shard(i, 0, 100 * i, 100, 100 * i) for i in range(4))

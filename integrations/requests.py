@@ -1,11 +1,15 @@
-"""Options of /predict in the requests of other protocols."""
+"""Parts of /predict requests that other protocols send in another form."""
 
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import orjson
 
 from model_store.errors import InvalidInput, list_choices
+from model_store.sources.row_file import Part
 from service.api.requests import validate
 from service.api.schemas import PredictRequest
 
@@ -16,6 +20,20 @@ PREDICT_OPTIONS = tuple(
     for name in PredictRequest.model_fields
     if name not in ("model", "version", "inputs", "groups", "explain")
 )
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """Rows of a table, by column."""
+
+    columns: dict[str, list[Any] | np.ndarray]
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def parts(self) -> Iterator[Part]:
+        yield self.columns
 
 
 def parse_options(
