@@ -33,7 +33,10 @@ def list_choices(names: Iterable[str]) -> str:
 
 
 class DubitoError(Exception):
-    """An unexpected error. The text can be shown to users."""
+    """An unexpected error.
+
+    The text can be shown to users.
+    """
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "unexpected"

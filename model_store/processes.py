@@ -98,11 +98,7 @@ def _cpu_limit(cgroup: Path) -> int | None:
 
 
 def inherited_environment(is_trusted: bool = False) -> dict[str, str]:
-    """Return the environment variables to pass on to a child process.
-
-    Args:
-        is_trusted: whether to include the credentials of buckets, and the settings of fits.
-    """
+    """Return a child's environment, with credentials and settings of fits if it `is_trusted`."""
     return {
         name: value
         for name, value in os.environ.items()

@@ -54,11 +54,7 @@ DESCRIPTION = (
 
 
 def create_app(settings: Settings, backend: StateBackend | None = None) -> FastAPI:
-    """Create the application.
-
-    Args:
-        backend: storage of the state that several processes share.
-    """
+    """Create the application. Processes of one service share the state in `backend`."""
     if settings.preflight_timeout_s > 0:
         limit_session_memory(limits.PREFLIGHT_BYTES)
     key_ring, endpoint = KeyRing(settings), settings.otlp_endpoint

@@ -107,11 +107,7 @@ class Context:
                 self._state = None
 
     def begin(self, request: Request, has_rows: bool = False) -> RequestContext:
-        """Create the context of a request.
-
-        Args:
-            has_rows: reject the request early if its body is too long for the queue.
-        """
+        """Create a request's context. Reject a body of rows that is too long for the queue."""
         call = RequestContext.from_request(request, self.settings.deadline_s)
         self.admission.refuse_unread(call.length if has_rows else 0, call.client)
         return call

@@ -60,11 +60,7 @@ class Choice:
 
 
 def check_acquisition(name: str | None, task: Task) -> str:
-    """Check that the task supports an acquisition function and return its name.
-
-    Raises:
-        InvalidInput: if the task does not have this acquisition.
-    """
+    """Return the acquisition's name. Raise InvalidInput if the task does not support it."""
     if name is None:
         return PREDICTIVES[task].default_acquisition
     if name not in ACQUISITIONS[task]:
@@ -77,11 +73,7 @@ def check_acquisition(name: str | None, task: Task) -> str:
 
 
 def check_beta(beta: float | None, acquisition: str, task: Task) -> float:
-    """Check and return the exponent of the sampling weights. The default is 1.
-
-    Raises:
-        InvalidInput: if the acquisition has no exponent.
-    """
+    """Return the exponent of the sampling weights. Raise InvalidInput if there are no weights."""
     if beta is None:
         return 1.0
     supported = PREDICTIVES[task].sampling_acquisitions
@@ -92,11 +84,7 @@ def check_beta(beta: float | None, acquisition: str, task: Task) -> float:
 
 
 def max_joint_candidates(choice: Choice, model: Model, rows: int) -> int | None:
-    """Return the maximum number of candidates for `batchbald`, or None for other acquisitions.
-
-    Raises:
-        InvalidInput: if k is larger.
-    """
+    """Return the maximum number of joint candidates, or None. Raise InvalidInput if k is larger."""
     name, draws = choice.acquisition, choice.num_samples
     if name not in model.predictive.joint_acquisitions:
         return None
@@ -138,11 +126,7 @@ def power_scores(
 def ranking(
     scores: Float64[np.ndarray, "N"] | None, ids: Sequence[str], seed: int, k: int
 ) -> list[dict[str, Any]]:
-    """Rank the k rows with the highest scores, or k random rows if there are no scores.
-
-    Raises:
-        InvalidInput: for a row that the model cannot score.
-    """
+    """Rank k rows by score, or at random without scores. Raise InvalidInput for an invalid one."""
     hashes = id_hashes(ids, seed)
     if scores is None:
         scores = random_scores(hashes)

@@ -103,11 +103,7 @@ class Ranked:
 
 
 async def rank_pool(pool: Pool, choice: Choice) -> Ranked:
-    """Rank the k best rows in a pool, or the whole pool if it is smaller.
-
-    Raises:
-        InvalidInput: for a row that the model cannot score, or an unsupported option.
-    """
+    """Rank the k best rows in a pool, or all. Raise InvalidInput for a row without a score."""
     name, k, predictive = choice.acquisition, choice.k, PREDICTIVES[choice.task]
     stages = race_stages(choice)
     if k == 0 or len(pool.ids) == 0:
@@ -132,11 +128,7 @@ async def rank_pool(pool: Pool, choice: Choice) -> Ranked:
 
 
 def race_stages(choice: Choice) -> tuple[int, ...]:
-    """Return the draw counts at which a race eliminates rows.
-
-    Raises:
-        InvalidInput: if the acquisition does not support races.
-    """
+    """Return the draw counts at which a race drops rows, or raise InvalidInput if unsupported."""
     if choice.race is None:
         return ()
     supported = PREDICTIVES[choice.task].race_acquisitions

@@ -65,11 +65,7 @@ class Objects:
 
     @classmethod
     def from_url(cls, url: str, field: str = "DUBITO_STORE") -> "Objects":
-        """Open a URL with the credentials and endpoint from the environment.
-
-        Args:
-            field: the setting or option, for errors.
-        """
+        """Open a URL with credentials from the environment. Errors name the setting `field`."""
         check_url(url, field)
         try:
             from obstore.exceptions import BaseError
@@ -123,11 +119,7 @@ class Objects:
         return None
 
     def pieces(self, path: str) -> Iterator[bytes]:
-        """Yield an object's content in chunks.
-
-        Raises:
-            FileNotFoundError: if the object does not exist.
-        """
+        """Yield an object's content in chunks, or raise FileNotFoundError."""
         with self._convert_errors("read"):
             for part in self._transfers.get(path).stream(min_chunk_size=PIECE_BYTES):
                 if self._is_closed:
@@ -135,11 +127,7 @@ class Objects:
                 yield bytes(part)
 
     def span(self, path: str, first: int, size: int) -> tuple[bytes, str]:
-        """Read `size` bytes of an object from offset `first`. Also return the object's tag.
-
-        Raises:
-            FileNotFoundError: if the object does not exist.
-        """
+        """Return `size` bytes from `first` and the object's tag, or raise FileNotFoundError."""
         with self._convert_errors("read"):
             result = self._transfers.get(path, options={"range": (first, first + size)})
             return bytes(result.bytes()), result.meta["e_tag"] or ""

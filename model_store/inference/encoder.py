@@ -94,11 +94,7 @@ _sharing = threading.Lock()
 def shared_encoder(
     path: Path, file: FileSpec, spec: EncoderSpec, row_size: int, threads: int = 0
 ) -> Encoder:
-    """Load an encoder, or return the one that is already in memory.
-
-    Raises:
-        GraphError: if the file changed, or is not an encoder for rows of this size.
-    """
+    """Load an encoder, or return the one in memory. Raise GraphError if it has changed."""
     key = file.sha256, spec.model_dump_json(), row_size, threads
     with _sharing:
         encoder = _shared.get(key)

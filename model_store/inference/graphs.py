@@ -60,11 +60,7 @@ def load_graph(
     *outputs: set[str],
     optional: frozenset[str] = frozenset(),
 ) -> onnx.ModelProto:
-    """Load a graph and check its inputs and outputs, except for the `optional` ones.
-
-    Raises:
-        GraphError: if the graph is invalid, or has other inputs or outputs.
-    """
+    """Load a graph. Raise GraphError for other inputs or outputs, except the `optional` ones."""
     try:
         model = onnx.load_model_from_string(content)
     except Exception:
@@ -86,11 +82,7 @@ def extract_subgraph(
     outputs: Sequence[str],
     names: Mapping[str, str] | None = None,
 ) -> onnx.ModelProto:
-    """Extract the subgraph from `inputs` to `outputs`, renaming values according to `names`.
-
-    Raises:
-        GraphError: if the subgraph needs more inputs.
-    """
+    """Extract a subgraph and rename its values. Raise GraphError if it needs more than `inputs`."""
     graph = model.graph
     needed: set[str] = set(outputs)
     nodes: list[onnx.NodeProto] = []

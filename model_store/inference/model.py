@@ -51,11 +51,7 @@ class Model:
 
     @classmethod
     def load(cls, artifact: Artifact, threads: int = 0) -> "Model":
-        """Load a model from a verified version.
-
-        Raises:
-            BrokenArtifact: if this version of Dubito cannot run a file.
-        """
+        """Load a verified version. Raise BrokenArtifact if Dubito cannot run one of its files."""
         manifest = artifact.manifest
         if manifest.noise.algorithm not in ALGORITHMS:
             reason = f"noise.algorithm: expected one of {ALGORITHMS}"
@@ -125,11 +121,7 @@ class Model:
         return np.full((1, self.row_size), number, dtype=np.float32)
 
     def warm_up(self) -> None:
-        """Make one prediction to speed up the first request and detect invalid graphs.
-
-        Raises:
-            GraphError: if the number of outputs differs from the manifest.
-        """
+        """Predict once, to speed up the first request. Raise GraphError for an invalid graph."""
         theta = self.runtime.draw(0, 0, min(2, self.manifest.noise.max_draws or 2))
         outputs, density = self.runtime.run(self.middle_row, theta[:, None])
         num_outputs, expected = outputs.shape[2], self.manifest.output_size

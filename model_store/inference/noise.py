@@ -102,11 +102,7 @@ INTERCEPT, SLOPE = _quantile_lines()
 def noise(
     algorithm: str, seed: int, first_draw: int, num_draws: int, dimension: int
 ) -> Float32[np.ndarray, "K D"]:
-    """Generate noise with the named algorithm.
-
-    Raises:
-        ValueError: if the algorithm is unknown.
-    """
+    """Generate noise with the named algorithm. Raise ValueError if it is unknown."""
     if algorithm in (NOISE_ALGORITHM, ROW_NOISE):
         return standard_normal(seed, first_draw, num_draws, dimension)
     if algorithm == DRAW_INDEX:

@@ -62,11 +62,7 @@ class PreflightProcess(ChildProcess):
         working_bytes: int = WORKING_BYTES,
         stopping: threading.Event | None = None,
     ) -> Failure | None:
-        """Check a version. Return the failure, or None if the version can be served.
-
-        Raises:
-            StopRequested: if `stopping` is set during the check.
-        """
+        """Check a version. Return its failure, if any. Raise StopRequested if `stopping` is set."""
         request = {
             "store": str(store.resolve()),
             "name": name,
@@ -137,11 +133,7 @@ def check(store: str, name: str, version: str, working_bytes: int) -> Failure | 
 
 
 def predict(model: Model) -> None:
-    """Run typical predictions and check that the scores are finite.
-
-    Raises:
-        BrokenArtifact: if a prediction fails, or scores are not finite.
-    """
+    """Run typical predictions. Raise BrokenArtifact if one fails or a score is not finite."""
     manifest, row = model.manifest, model.middle_row
     try:
         draws = model.runtime.draw_set(0, manifest.noise.default_draws)

@@ -298,11 +298,7 @@ class Runtime:
         return x if self.encoder is None else self.encoder(x)
 
     def terms(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N A I"]:
-        """Compute each input number's contribution to the A attributed density scores.
-
-        Raises:
-            GraphError: if this part of the graph cannot be loaded.
-        """
+        """Compute each number's part of the A attributed density scores, or raise GraphError."""
         assert self._terms is not None
         return run_graph(self._terms(), [TERMS], {"x": x})[0]
 
@@ -370,11 +366,7 @@ class Runtime:
 def run_graph(
     session: ort.InferenceSession, outputs: list[str], values: dict[str, np.ndarray]
 ) -> list[np.ndarray]:
-    """Run a graph.
-
-    Raises:
-        OutOfMemory: if it needs more memory than `limit_session_memory` allows.
-    """
+    """Run a graph. Raise OutOfMemory beyond the limit of `limit_session_memory`."""
     try:
         return list(session.run(outputs, values))
     except Exception as error:

@@ -49,11 +49,7 @@ class TrainingRows:
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, np.ndarray], row_size: int) -> "TrainingRows":
-        """Create training rows from the tensors in a file.
-
-        Raises:
-            ValueError: if the tensors are invalid.
-        """
+        """Create training rows from a file's tensors. Raise ValueError if they are invalid."""
         pixels = "x" in tensors and tensors["x"].dtype == np.uint8
         x = check_tensor(tensors, "x", np.uint8 if pixels else np.float32, (0, row_size))
         scale = check_tensor(tensors, "scale", np.float32, (row_size,), low=SMALLEST)

@@ -103,11 +103,7 @@ def open_rows(
     ending: str | None = None,
     bounds: Bounds = UNBOUNDED,
 ) -> RowFile:
-    """Open a data file for a model.
-
-    Args:
-        ending: the file extension, required if `source` is not a path.
-    """
+    """Open a data file for a model. Without a path, `ending` is the file extension."""
     if ending is None and isinstance(source, Path):
         ending = source.suffix
     read = READERS.get((ending or "").lower())

@@ -139,12 +139,7 @@ class Jobs:
         return jobs[0]
 
     def all(self, owner: str | None, models: Collection[str] | None = None) -> list[Job]:
-        """Return the jobs, newest first.
-
-        Args:
-            owner: only jobs of this owner, or None for all.
-            models: only jobs of these models, or None for all.
-        """
+        """Return the jobs of an owner and of some models, newest first. None stands for all."""
         jobs = self._select("owner = coalesce(?, owner)", (owner,))
         return [job for job in jobs if models is None or job.request["model"] in models]
 

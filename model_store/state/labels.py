@@ -298,11 +298,7 @@ def kept_labels(
 def delete_labels(
     database: Database, model: str, ids: Sequence[str], key: str | None = None
 ) -> int:
-    """Delete labels but keep a record of them. Return the number of deleted labels.
-
-    Args:
-        key: name of the API key that deletes them.
-    """
+    """Delete labels with an API key, but keep a record. Return the number of deleted labels."""
     condition = "model = ? AND id IN (SELECT value FROM json_each(?))"
     values = model, json.dumps(list(ids))
     with database.writing() as connection:

@@ -173,11 +173,7 @@ async def open_file(
 def resolve_path(
     folder: Path | None, name: str, field: str, allowed: frozenset[str] | None = None
 ) -> Path:
-    """Return the path of a file in the pools folder.
-
-    Args:
-        allowed: the files and folders that the request's key can use, or None for all.
-    """
+    """Return the path of a file in the pools folder. The key can use only the `allowed` paths."""
     if folder is None:
         raise InvalidInput(field, "none, because DUBITO_POOLS is not set", "a name")
     root = folder.resolve()

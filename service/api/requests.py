@@ -243,11 +243,7 @@ def read_json(
     call: RequestContext,
     mark_bytes: Mapping[str, int] = JSON_OBJECT_BYTES,
 ) -> tuple[dict[str, Any], JsonRows | None]:
-    """Parse a JSON object, but leave its rows unparsed if it is large.
-
-    Args:
-        mark_bytes: memory for each punctuation mark of a large object.
-    """
+    """Parse a JSON object, but leave the rows of a large one unparsed. See `reserve_json`."""
     if len(body) <= SMALL_JSON_BYTES:
         return parse_json(body), None
     reserve_json(body, rows_field, max_rows, call, mark_bytes)
