@@ -14,7 +14,6 @@ from model_store.errors import InvalidInput, StateUnusable
 from model_store.state.database import Database
 from model_store.state.labels import has_state
 from service import limits
-from service.api.file_preflights import FilePreflights
 from service.api.schemas import ModelRequest
 from service.auth.keys import KeyRing
 from service.auth.scopes import MODELS_KEY, allowed_models
@@ -24,7 +23,7 @@ from service.engine.batching import Engine
 from service.engine.threads import Threads
 from service.errors import PastDeadline
 from service.models.models import Models, ServedModel
-from service.models.preflights import Preflights
+from service.models.preflights import FilePreflights, Preflights
 from service.models.watcher import Watcher
 from service.request_context import RequestContext, get_link_prefix
 from service.settings import Settings

@@ -23,7 +23,7 @@ from model_store.inference.prediction import (
 )
 from model_store.sources.arrow import name_categories
 from model_store.sources.columns import fill_missing
-from model_store.sources.parquet import ParquetFile, write_tables
+from model_store.sources.parquet import ParquetFile, to_parquet
 from model_store.sources.rows import RowReader
 
 FIELD = "X"
@@ -64,13 +64,6 @@ def _to_arrow(values: Any, convert: Callable[[], Any], name: object) -> Any:
         kinds = sorted({type(value).__name__ for value in values})
         expected = "values of one type (convert them by .astype(str), or leave the column out)"
         raise InvalidInput(f"column {name}"[:100], expected, ", ".join(kinds[:5])) from None
-
-
-def to_parquet(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    write_tables(sink, [table])
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
 
 
 def predict(

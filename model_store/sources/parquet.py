@@ -62,6 +62,13 @@ def write_tables(sink: Any, tables: Iterable[pa.Table]) -> None:
         writer.close()
 
 
+def to_parquet(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    write_tables(sink, [table])
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
 class ParquetFile(RowFile):
     """A Parquet file that is read in chunks.
 

@@ -1,11 +1,10 @@
 """A child process that tries to read untrusted Parquet files with limited resources.
 
-`service.api.file_preflights` starts it and sends the content of each file. A fork of the process
+`service.models.preflights` starts it and sends the content of each file. A fork of the process
 reads the file with the same code as the service.
 """
 
 import gc
-import io
 import json
 import os
 import resource
@@ -25,14 +24,13 @@ from model_store.processes import (
     is_out_of_memory,
     limit_memory,
 )
-from model_store.sources.parquet import ParquetFile, write_tables
+from model_store.sources.parquet import ParquetFile, to_parquet
 
 
 def main() -> None:
     send = become_child()
-    small = io.BytesIO()
-    write_tables(small, [pa.table({"x": [0.0]})])
-    smallest = small.getvalue(), {"shape": [1], "minimum": 0, "maximum": 1}, 1 << 30, 60.0
+    small = to_parquet(pa.table({"x": [0.0]}))
+    smallest = small, {"shape": [1], "minimum": 0, "maximum": 1}, 1 << 30, 60.0
     memory_to_read(smallest[0], InputSpec.model_validate(smallest[1]))  # import libraries
     gc.freeze()
     overhead = read_in_fork(*smallest)  # memory of libraries

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from model_store.acquisition.choice import Choice
 from model_store.artifacts.manifest import Manifest
@@ -25,6 +26,7 @@ from model_store.errors import InvalidInput
 from model_store.inference.model import NEEDED, Model
 from model_store.processes import processors
 from model_store.sources.files import check_ids
+from model_store.sources.parquet import read_table, to_parquet
 from model_store.sources.row_file import ID
 from service.api.options import resolve_num_samples
 from service.api.requests import validate
@@ -40,7 +42,7 @@ from service.batch.data_set import (
     default_shard_rows,
 )
 from service.batch.files import Files, Stopped, open_files
-from service.batch.output import parquet_bytes
+from service.batch.output import to_table
 from service.batch.shards import UNKNOWN_KEY, ShardResult, WorkerOptions, run_local
 from service.integrations import installed_integrations
 from service.settings import Settings, read_settings
@@ -231,18 +233,14 @@ class Progress:
 
 def _rank_parts(plan: Plan, out: Files, manifest: Manifest) -> dict[str, Any]:
     """Rank the k best rows of all parts. Ties are broken by hash. Return an `/acquire` answer."""
-    import pyarrow
-
-    from model_store.sources.parquet import read_table
-
     request, unknown = plan.request, Counter[str]()
     best: Any = None
     for shard in plan.shards:
         name = plan.part(shard.number)
         part = read_table(out.read(name) or b"", OUT, name)
-        unknown.update(json.loads(part.schema.metadata[UNKNOWN_KEY]))
+        unknown.update(json.loads(part.schema.metadata[UNKNOWN_KEY.encode()]))
         part = part.replace_schema_metadata()
-        best = part if best is None else pyarrow.concat_tables([best, part])
+        best = part if best is None else pa.concat_tables([best, part])
         place, score, hashes = (best[name].to_numpy() for name in ("place", "score", "hash"))
         best = best.take(np.lexsort((place, hashes, -score))[: request.choice.k])
     ids = best[ID].to_pylist()
@@ -263,5 +261,5 @@ def _write_ranking(out: Files, answer: dict[str, Any]) -> None:
         "index": np.array([row["index"] for row in ranked], dtype=np.int64),
         "score": np.array([row["score"] for row in ranked], dtype=np.float64),
     }
-    out.create(f"{RANKING}.parquet", parquet_bytes(columns, {}))
+    out.create(f"{RANKING}.parquet", to_parquet(to_table(columns, {})))
     out.create(f"{RANKING}.json", json.dumps(answer).encode() + b"\n")

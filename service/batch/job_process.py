@@ -61,7 +61,7 @@ from service.batch.computation import (
     Inputs,
     acquire_answer,
 )
-from service.batch.output import ResultRecords, table_columns, table_metadata, write_parquet
+from service.batch.output import ResultRecords, table_columns, table_metadata, to_table
 from service.engine.pool_ranking import acquired_rows, answer_rows
 
 OVER = 0  # exit code: the job has ended
@@ -235,13 +235,16 @@ def predict(job: JobRows) -> str:
             with path.open("wb") as file:
                 np.savez(file, **arrays)
         else:
-            tables = (_table(job, ids, columns, i) for i in range(0, request.rows, TABLE_ROWS))
-            write_parquet(path, tables, table_metadata(about))
+            from model_store.sources.parquet import write_tables  # imports pyarrow
+
+            groups = (_row_group(job, ids, columns, i) for i in range(0, request.rows, TABLE_ROWS))
+            metadata = table_metadata(about)
+            write_tables(path, (to_table(group, metadata) for group in groups))
 
     return job.write(f"predictions.{request.format}", write)
 
 
-def _table(
+def _row_group(
     job: JobRows, ids: list[str] | None, columns: dict[str, np.ndarray], first: int
 ) -> dict[str, Any]:
     rows = slice(first, first + TABLE_ROWS)

@@ -1,9 +1,8 @@
 """Write results as records or Parquet."""
 
-import io
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,28 +65,15 @@ class ResultRecords:
         self._file.close()
 
 
-def write_parquet(
-    sink: Any, groups: Iterable[Mapping[str, Any]], metadata: Mapping[str, str]
-) -> None:
-    """Write a table from the columns of its row groups. The bytes are reproducible."""
+def to_table(columns: Mapping[str, Any], metadata: Mapping[str, str]) -> Any:
+    """Convert columns to an Arrow table. Lists become text."""
     import pyarrow
 
-    from model_store.sources.parquet import write_tables
-
-    def table(columns: Mapping[str, Any]) -> Any:
-        arrays = {
-            name: pyarrow.array(column, pyarrow.string() if isinstance(column, list) else None)
-            for name, column in columns.items()
-        }
-        return pyarrow.table(arrays).replace_schema_metadata(dict(metadata))
-
-    write_tables(sink, map(table, groups))
-
-
-def parquet_bytes(columns: Mapping[str, Any], metadata: Mapping[str, str]) -> bytes:
-    sink = io.BytesIO()
-    write_parquet(sink, [columns], metadata)
-    return sink.getvalue()
+    arrays = {
+        name: pyarrow.array(column, pyarrow.string() if isinstance(column, list) else None)
+        for name, column in columns.items()
+    }
+    return pyarrow.table(arrays).replace_schema_metadata(dict(metadata))
 
 
 def table_columns(manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:

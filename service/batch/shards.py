@@ -30,6 +30,7 @@ from model_store.inference.model import NEEDED, Model
 from model_store.processes import end_with_parent, prefer_oom_kill
 from model_store.sources.columns import count_unknown
 from model_store.sources.files import check_ids
+from model_store.sources.parquet import to_parquet
 from model_store.sources.row_file import ID
 from service.batch.computation import UNKNOWN_CATEGORIES, Computation
 from service.batch.data_set import (
@@ -43,10 +44,10 @@ from service.batch.data_set import (
     reject_line,
 )
 from service.batch.files import Stopped, open_files
-from service.batch.output import parquet_bytes, table_columns, table_metadata
+from service.batch.output import table_columns, table_metadata, to_table
 from service.server.process import keep_heaps_whole
 
-UNKNOWN_KEY = f"dubito.{UNKNOWN_CATEGORIES}".encode()  # in a part's metadata
+UNKNOWN_KEY = f"dubito.{UNKNOWN_CATEGORIES}"  # in a part's metadata
 NOT_COMPUTED = (
     "expected numbers that the model can compute with, got some whose result is not finite"
 )
@@ -152,7 +153,7 @@ class Worker:
             shard, rejects, lambda rows: self.computation.predict(rows.x, self.draws)
         )
         columns = {ID: ids, **table_columns(self.model.manifest, arrays)}
-        return parquet_bytes(columns, table_metadata(self.computation.about(unknown)))
+        return to_parquet(to_table(columns, table_metadata(self.computation.about(unknown))))
 
     def _rank(self, shard: Shard, rejects: list[bytes]) -> bytes:
         """Return the k best rows of the shard."""
@@ -173,7 +174,7 @@ class Worker:
             "hash": hashes[top_rows],
         }
         unknown = {} if request.choice.acquisition == RANDOM else unknown
-        return parquet_bytes(columns, {UNKNOWN_KEY.decode(): json.dumps(unknown)})
+        return to_parquet(to_table(columns, {UNKNOWN_KEY: json.dumps(unknown)}))
 
     def _scores(self, rows: Rows) -> Float64[np.ndarray, "n"]:
         choice, seed = self.plan.request.choice, self.plan.request.seed

@@ -14,7 +14,8 @@ from jaxtyping import Shaped
 from sklearn.utils import check_random_state
 
 from model_store.errors import InvalidInput
-from model_store.inference.frames import is_frame, to_parquet, to_table
+from model_store.inference.frames import is_frame, to_table
+from model_store.sources.parquet import to_parquet
 from model_store.types import Task
 from training import log
 from training.data.column_findings import CONFIGURED

@@ -9,7 +9,7 @@ import pytest
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
-from service.api.file_preflights import MAX_BYTES, FilePreflights
+from service.models.preflights import MAX_FILE_BYTES, FilePreflights
 from service.request_context import RequestContext
 from tests.support.files import PARQUET, parquet_bytes
 from tests.support.kinds import TEXTS, publish_tiny
@@ -17,7 +17,7 @@ from tests.support.process import own_bytes
 from tests.support.texts import tokenizer
 
 FLAT, TEXT = InputSpec(shape=(64,), minimum=0, maximum=16), InputSpec.model_validate(TEXTS)
-LARGE = MAX_BYTES + (1 << 20)
+LARGE = MAX_FILE_BYTES + (1 << 20)
 HEADERS = {"Content-Type": PARQUET}
 ROUTES = [
     ("/acquire", {"k": 1}),
@@ -58,7 +58,7 @@ def test_what_reading_takes_is_reserved(preflights):
         call = call_within()
         preflights.reserve(content, FLAT, "pool", call)
         stored.append(call.reservation.used_bytes)
-    assert stored[0] < 4 << 20 < stored[1] < MAX_BYTES
+    assert stored[0] < 4 << 20 < stored[1] < MAX_FILE_BYTES
 
 
 def test_a_file_that_takes_more_than_it_may_is_refused_and_the_next_is_read(preflights, bomb):

@@ -17,9 +17,10 @@ from pyarrow import csv, parquet
 from dubito.rows import encode_rows
 from model_store.artifacts.manifest import InputSpec, column_width
 from model_store.errors import InvalidInput
-from model_store.inference.frames import to_parquet, to_table
+from model_store.inference.frames import to_table
 from model_store.sources.columns import encode_cells, encode_objects
 from model_store.sources.files import open_rows
+from model_store.sources.parquet import to_parquet
 from tests.support.recipes import get_recipe
 from training.__main__ import main
 from training.data import load
