@@ -89,10 +89,7 @@ def add_command(
     about: str,
     run: Callable[[str, argparse.Namespace], int] = run,
 ) -> argparse.ArgumentParser:
-    """Add a command that calls a function with the parsed options.
-
-    `function` is a string, `module:function`.
-    """
+    """Add a command that calls `function` (`module:function`) with the parsed options."""
     parser = commands.add_parser(name, help=about, description=about)
     parser.set_defaults(run=partial(run, function))
     return parser

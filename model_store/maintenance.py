@@ -115,10 +115,7 @@ def _version(store: ModelStore, text: str) -> tuple[str, str]:
 
 
 def _summary(store: ModelStore, name: str, version: str) -> list[str]:
-    """Summarize a version's manifest, signature and report, without verifying its files.
-
-    The lines are named after the manifest's fields.
-    """
+    """Summarize a version in lines named after the manifest's fields, without verifying files."""
     manifest = store.manifest(name, version)
     aliases = sorted(alias for alias, number in store.aliases(name).items() if number == version)
     fields = manifest.model_dump(mode="json", exclude=HIDDEN, exclude_none=True)

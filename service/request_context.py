@@ -78,10 +78,7 @@ def get_record(scope: Scope) -> RequestRecord:
 
 
 def get_link_prefix(scope: Scope) -> str:
-    """Return the path prefix for links.
-
-    It is the proxy's prefix, plus /v1 if the request used it.
-    """
+    """Return the path prefix for links: the proxy's, plus /v1 if the request used it."""
     return str(scope.get(PREFIX_KEY, ""))
 
 

@@ -43,10 +43,7 @@ class StateBackend(Protocol):
 
 
 class FolderBackend:
-    """Shared state in a folder.
-
-    Each worker's metrics have a file. Another file lists the resets of drift tests.
-    """
+    """Shared state in a folder: a file of metrics for each worker, and a file of drift resets."""
 
     update_s = 1.0
 

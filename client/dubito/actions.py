@@ -394,10 +394,7 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 @contextlib.contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[float], object]]:
-    """Show a progress bar if rich is installed and standard error is a terminal.
-
-    Yields a function that takes the completed share, from 0 to 1.
-    """
+    """Show a progress bar on a terminal if rich is installed. Yield a function that sets it."""
     if not (sys.stderr.isatty() and find_spec("rich")):
         yield lambda _: None
         return

@@ -116,10 +116,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def add_call(commands: Commands, name: str, function: str, about: str) -> argparse.ArgumentParser:
-    """Add a command that calls `function(client, options)`.
-
-    `function` is a string, `module:function`.
-    """
+    """Add a command that calls `function(client, options)`, written as `module:function`."""
     parser = commands.add_parser(name, help=about, description=about)
     parser.set_defaults(run=partial(call_service, function))
     url = os.environ.get(URL_VARIABLE) or URL

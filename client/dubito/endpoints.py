@@ -211,10 +211,7 @@ class Endpoints:
         pool_file: str | None = None,
         **options: Unpack[AcquireOptions],
     ) -> Steps[Job]:
-        """Start a job that ranks a pool. Use `ranking` to get the result.
-
-        The arguments are the same as for `acquire`.
-        """
+        """Start a job that ranks a pool, with the arguments of `acquire`. See `ranking`."""
         fields = {"k": k, **_options({**options, "pool_file": pool_file})}
         request = rows_request("/acquire/jobs", "pool", pool, fields)
         return (yield from self._post(Job, request, is_repeatable=False))

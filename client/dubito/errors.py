@@ -154,10 +154,7 @@ TIMEOUT_STATUSES = (408, 504)
 
 
 def make_error(response: httpx.Response, retry_after_s: float | None = None) -> DubitoError:
-    """Create an exception from an error response.
-
-    The message comes from the problem document (RFC 9457) if there is one.
-    """
+    """Create an exception from an error response and its problem document (RFC 9457), if any."""
     problem: Any = None
     if "json" in response.headers.get("Content-Type", ""):
         with suppress(ValueError):

@@ -161,10 +161,7 @@ def json_request(path: str, content: Mapping[str, Any]) -> Request:
 
 
 def to_json(value: Any, field: str) -> Any:
-    """Convert a value to JSON types.
-
-    Missing values become None, and dates become ISO 8601 strings.
-    """
+    """Convert a value to JSON types: missing values to None, and dates to ISO 8601 strings."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):

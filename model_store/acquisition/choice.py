@@ -126,7 +126,7 @@ def power_scores(
 def ranking(
     scores: Float64[np.ndarray, "N"] | None, ids: Sequence[str], seed: int, k: int
 ) -> list[dict[str, Any]]:
-    """Rank k rows by score, or at random without scores. Raise InvalidInput for an invalid one."""
+    """Rank k rows by score, or at random if None. Raise InvalidInput for an invalid score."""
     hashes = id_hashes(ids, seed)
     if scores is None:
         scores = random_scores(hashes)

@@ -267,10 +267,7 @@ def target_nonconformity(
 def quantile(
     nonconformity: Float64[np.ndarray, "n"], coverage: float, confidence: float | None = None
 ) -> float:
-    """Return the quantile q of sorted nonconformity scores.
-
-    It is infinite if there are too few scores.
-    """
+    """Return the quantile q of sorted nonconformity scores, or infinity for too few scores."""
     rows = len(nonconformity)
     if confidence is None:
         rank = coverage_rank(rows, coverage)

@@ -168,10 +168,7 @@ class Decision:
 
 
 def decide(prediction: Prediction, options: DecisionOptions) -> Decision:
-    """Decide which rows to flag or leave unanswered, and compute sets or intervals.
-
-    Rows with missing cells are flagged and left unanswered.
-    """
+    """Decide flags, abstention, sets and intervals. Flag rows with missing cells."""
     p_values, confidence = prediction.judged_p_values, options.confidence
     levels = prediction.flag_levels(options.fpr, confidence)
     flag = (

@@ -94,10 +94,7 @@ def check_version(store: ModelStore, name: str, version: str) -> None:
 
 
 def main() -> int:
-    """Answer requests in the child process.
-
-    It exits after the first failure, because its memory may be corrupt.
-    """
+    """Answer requests until the first failure, because memory may be corrupt after it."""
     send = become_child()
     send(READY)
     for line in sys.stdin:

@@ -30,10 +30,7 @@ class TrainingRows:
     def nearest(
         self, row: Float32[np.ndarray, "I"], count: int
     ) -> tuple[list[str], Float64[np.ndarray, "k"]]:
-        """Return the ids and distances of the `count` nearest training rows.
-
-        A distance is the root mean square of the scaled differences.
-        """
+        """Return the ids and root-mean-square distances of the `count` nearest training rows."""
         squares = np.empty(len(self.x), dtype=np.float64)
         step = max(1, BLOCK_NUMBERS // len(row))
         for first in range(0, len(squares), step):

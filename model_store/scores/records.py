@@ -22,10 +22,7 @@ def take(value: Any, rows: slice | np.ndarray) -> Any:
 
 
 def concatenate(parts: list[Any]) -> Any:
-    """Concatenate arrays, dictionaries or dataclasses.
-
-    Other values are taken from the first part.
-    """
+    """Concatenate arrays, dictionaries or dataclasses. Other values are from the first part."""
     first = parts[0]
     if len(parts) == 1:
         return first

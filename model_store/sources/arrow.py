@@ -58,7 +58,7 @@ def read_numbers(column: Column) -> Numbers:
 
 
 def read_times(column: Column) -> Numbers:
-    """Convert times to seconds since 1970. Raise OverflowError for years beyond 1 to 9999."""
+    """Convert times to seconds since 1970. Raise OverflowError for years outside 1 to 9999."""
     if types.is_date(column.type) or column.type.unit == "ns":
         unit = "s" if types.is_date(column.type) else "us"
         column = column.cast(pa.timestamp(unit), safe=False)

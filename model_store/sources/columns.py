@@ -91,10 +91,7 @@ def missing_cells(x: Float32[np.ndarray, "N I"], columns: Columns) -> Bool[np.nd
 
 
 def fill_missing(x: Float32[np.ndarray, "N I"], columns: Columns) -> Bool[np.ndarray, "N C"] | None:
-    """Replace missing cells with the median or most frequent value, in place.
-
-    Returns the mask of missing cells, or None if there are none.
-    """
+    """Replace missing cells with usual values, in place. Return their mask, or None."""
     if not columns or not (missing := missing_cells(x, columns)).any():
         return None
     np.copyto(x, usual_row(columns), where=np.isnan(x))

@@ -103,7 +103,7 @@ def open_rows(
     ending: str | None = None,
     bounds: Bounds = UNBOUNDED,
 ) -> RowFile:
-    """Open a data file for a model. Without a path, `ending` is the file extension."""
+    """Open a data file for a model. If it has no path, `ending` is its file extension."""
     if ending is None and isinstance(source, Path):
         ending = source.suffix
     read = READERS.get((ending or "").lower())

@@ -45,10 +45,7 @@ def main() -> None:
 
 
 def read_in_fork(content: bytes, spec: dict[str, Any], max_bytes: int, seconds: float) -> int | str:
-    """Read a file in a forked process.
-
-    Return the memory used in bytes, or a description of the failure.
-    """
+    """Read a file in a forked process. Return the bytes used, or describe the failure."""
     received, sent = os.pipe()
     copy = os.fork()
     if copy == 0:

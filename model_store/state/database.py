@@ -98,10 +98,7 @@ CREATE TABLE candidates (
 
 
 class Database:
-    """A thread-safe connection to the database in WAL mode.
-
-    Opening it creates the database if necessary.
-    """
+    """A thread-safe connection in WAL mode to the database, which is created if necessary."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -87,10 +87,7 @@ class LabelledRows:
 
 
 def row_format(manifest: Manifest) -> str:
-    """Compute a digest of a version's input encoding.
-
-    Rows with different digests cannot be mixed.
-    """
+    """Compute a digest of a version's input encoding. Rows of different formats cannot be mixed."""
     files = dict.fromkeys(FILE_FIELDS, True)
     spec = manifest.input.model_dump(
         mode="json",

@@ -223,10 +223,7 @@ def _add_pool_index(error: InvalidInput, places: Int64[np.ndarray, "R"]) -> Inva
 async def find_names(
     context: Context, work: RowWork[Any], blocks: Iterable[Float32[np.ndarray, "n I"]]
 ) -> list[str] | None:
-    """Return the row ids from the request or its file, or None if there are none.
-
-    With `keep`, rows without ids are named by their content.
-    """
+    """Return row ids, if any. With `keep`, rows without ids are named by their content."""
     call, rows, columns = work.call, len(work.rows), work.loaded.model.manifest.input.columns
 
     def find() -> list[str] | None:

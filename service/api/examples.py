@@ -138,10 +138,7 @@ def describe_drift(loaded: ServedModel) -> dict[str, Any]:
 
 
 def _decode(rows: Float32[np.ndarray, "N I"], spec: InputSpec) -> list[Any]:
-    """Convert rows to the form that /predict accepts.
-
-    A row with an unknown category becomes None.
-    """
+    """Convert rows to the form of /predict. A row with an unknown category becomes None."""
     if not spec.columns:
         nested: list[Any] = rows.reshape(-1, *spec.shape).tolist()
         return nested

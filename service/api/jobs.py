@@ -332,12 +332,7 @@ def _write_files(
 def _select(
     context: Context, work: RowWork[Any], names: list[str] | None, seed: int, folder: Path
 ) -> int:
-    """Write a file that selects the rows to rank and the control rows.
-
-    If all rows are ranked, no file is written.
-
-    Return the number of rows that already have labels.
-    """
+    """Write a file of the ranked and control rows, unless all are ranked. Count labelled rows."""
     if names is None:
         check_keep(work.envelope.keep, work.envelope.control, [])
         return 0

@@ -109,10 +109,7 @@ def query_parameters(kind: type[RequestModel]) -> list[dict[str, Any]]:
 
 
 def query_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Convert a field's schema to a query parameter's schema, which cannot be null.
-
-    It has no default, because some clients would send it.
-    """
+    """Convert a field's schema for a query, without null or a default that clients might send."""
     kind = schema.get("anyOf", [schema])[0]
     if kind["type"] == "object":
         return {"type": "string", "contentMediaType": JSON}

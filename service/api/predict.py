@@ -191,10 +191,7 @@ def resolve_path(
 
 
 async def to_numbers(context: Context, work: RowWork[Any]) -> Float32[np.ndarray, "N I"]:
-    """Convert a request's rows to numbers, using a worker thread if this is slow.
-
-    Missing cells are NaN, or an error if the request rejects them.
-    """
+    """Convert rows to numbers, in a thread if this is slow. Missing cells are NaN or rejected."""
     call, rows, field, model = work.call, work.rows, work.field, work.loaded.model
     size, spec = 4 * len(rows) * model.row_size, model.manifest.input
     spec = spec.encoded if work.is_encoded else spec

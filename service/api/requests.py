@@ -55,10 +55,7 @@ T = TypeVar("T")
 
 
 def header(request: Request, name: bytes, default: str = "") -> str:
-    """Return the value of the first header with this lower-case name.
-
-    Building Starlette's `Headers` takes several times longer.
-    """
+    """Return the first header with a lower-case name, faster than Starlette's `Headers`."""
     for key, value in request.scope["headers"]:
         if key == name:
             return str(value, "latin-1")
@@ -102,10 +99,7 @@ def require_json(request: Request) -> None:
 
 
 async def read_body(call: RequestContext, limit: int) -> Content:
-    """Read a request body of up to `limit` bytes.
-
-    JSON bodies are also limited to `MAX_JSON_BYTES`.
-    """
+    """Read a request body of up to `limit` bytes, or up to `MAX_JSON_BYTES` of JSON."""
     request = call.request
     if header(request, b"content-encoding", "identity") != "identity":
         raise Unsupported("Content-Encoding", "none", "an encoded body")

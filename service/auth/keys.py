@@ -236,10 +236,7 @@ class KeyRing(Collector):
             self.reload()
 
     def current_names(self) -> frozenset[str] | None:
-        """Reload the keys and return their names.
-
-        Returns None if the names are unknown or the API is open.
-        """
+        """Reload the keys and return their names, or None if unknown or if the API is open."""
         if self._file is not None:
             self.reload()
         is_known = self._problem is None and not self.keys.api_is_open

@@ -29,10 +29,7 @@ REALM = 'Bearer realm="dubito"'
 
 
 def authorize(scope: AsgiScope, needed: Scope) -> None:
-    """Check that a request's key has a scope.
-
-    Only the log distinguishes unknown and expired keys.
-    """
+    """Check that a key has a scope. Only the log distinguishes unknown and expired keys."""
     if needed in scope[SCOPES_KEY]:
         return
     if KEY_NAME not in scope:

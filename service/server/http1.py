@@ -123,10 +123,7 @@ def new_parser(buffer: StrictBuffer) -> h11.Connection:
 
 
 def read_head(request: h11.Request) -> tuple[dict[str, Any], bool]:
-    """Return the request's ASGI scope and whether to keep the connection alive.
-
-    Raise BadRequest if the head is invalid or ambiguous.
-    """
+    """Return a request's scope and whether to keep the connection alive, or raise BadRequest."""
     headers = list(request.headers)
     if len(headers) > MAX_FIELDS:
         raise BadRequest(431)

@@ -106,10 +106,7 @@ def trim_memory() -> Iterator[None]:
 
 
 def end_with_notice(ending: threading.Event, shutdown_grace_s: float) -> None:
-    """On SIGTERM, set `ending` and stop after `shutdown_grace_s` seconds.
-
-    A second SIGTERM, or SIGINT, stops the process immediately.
-    """
+    """On SIGTERM, set `ending` and stop after the grace period, or at once on SIGINT or again."""
     # Only the main thread can set signal handlers; tests run in others.
     if threading.current_thread() is not threading.main_thread():
         return
