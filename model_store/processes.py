@@ -53,12 +53,7 @@ STATUS = Path("/proc/self/status")  # Linux only
 def processors(
     cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
 ) -> int:
-    """Return the number of processors available to this process.
-
-    Args:
-        cgroups: mount point of the cgroups, which limit containers and services.
-        own: the file with the paths of this process's cgroups.
-    """
+    """Return the number of processors that the affinity and cgroups of this process allow."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     available = len(affinity(0)) if affinity else os.cpu_count() or 1
     limits = [_cpu_limit(folder) for folder in _cpu_cgroups(cgroups, own)]
@@ -142,12 +137,7 @@ class NoAnswer(Exception):
 
 
 class ChildProcess:
-    """A child process that responds to requests. Close it after a `NoAnswer`.
-
-    Args:
-        module: a module that calls `become_child`.
-        environment: additional environment variables.
-    """
+    """A process that runs a module that calls `become_child`. Close it after a `NoAnswer`."""
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
         self._process = start_module(

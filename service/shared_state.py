@@ -71,13 +71,7 @@ class FolderBackend:
 
 
 class SharedState:
-    """Exchanges state with other processes in a background thread.
-
-    Args:
-        backend: None if there is only one process.
-        local_metrics: returns the metrics of this process.
-        reset_drift: resets this process's drift test of a version.
-    """
+    """Exchanges state with other processes, if there are any, in a background thread."""
 
     def __init__(
         self,

@@ -260,11 +260,7 @@ class ModelStore:
         files: Mapping[str, bytes | Path],
         alias: str = LATEST,
     ) -> Manifest:
-        """Publish a new version and point an alias at it.
-
-        Raises:
-            InvalidInput: if the name is invalid, or a file is missing or unknown.
-        """
+        """Publish a new version with an alias. Raise InvalidInput for invalid names or files."""
         if not set(FILES) <= set(files) <= set(ALL_FILES):
             raise InvalidInput("files", f"{sorted(FILES)}", f"{sorted(files)}")
         specs = {file: file_spec(content) for file, content in files.items()}

@@ -108,10 +108,7 @@ def decide_as_served(
     """Make the decisions that the service would make with its default options.
 
     The default `fpr` is 0.05, or the smallest that the model supports if that is larger. If the
-    model has groups, all rows belong to an unknown group.
-
-    Raises:
-        InvalidInput: for an invalid rate.
+    model has groups, all rows belong to an unknown group. Raise InvalidInput for an invalid rate.
     """
     manifest, smallest = model.manifest, model.calibration.smallest_fpr
     fpr = max(DEFAULT_FPR, smallest) if fpr is None else fpr

@@ -45,12 +45,9 @@ def check_tensor(
     high: float = LARGEST,
     is_sorted: bool = False,
 ) -> np.ndarray:
-    """Return a tensor after checking its type, shape, range and order.
+    """Check a tensor's type, shape, range and order. Raise ValueError if it is missing or invalid.
 
     A 0 in `shape` stands for any length above 0. The order is along the last axis.
-
-    Raises:
-        ValueError: if the tensor is missing or invalid.
     """
     tensor = tensors.get(name)
     if (

@@ -221,10 +221,7 @@ def _pattern(style: NumberStyle) -> re.Pattern[str]:
 def parse_time(date_format: str | None, text: str) -> float:
     """Convert a time to seconds since 1970, using a `strptime` format or ISO 8601.
 
-    Formats without a time of day accept an optional one.
-
-    Raises:
-        ValueError: for other text.
+    Formats without a time of day accept an optional one. Raise ValueError for other text.
     """
     if date_format is None:
         if not ISO.fullmatch(text):

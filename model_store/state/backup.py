@@ -58,12 +58,7 @@ def _private(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def restore(folder: Path | None, archive: BinaryIO) -> None:
-    """Restore a state folder from a backup file.
-
-    Raises:
-        InvalidInput: if the folder is not empty, or the file is not a backup.
-        StateUnusable: if the folder cannot be written to.
-    """
+    """Restore a backup to an empty state folder, or raise InvalidInput or StateUnusable."""
     if folder is None or (folder.exists() and any(folder.iterdir())):
         raise InvalidInput("DUBITO_STATE", "an empty folder, or none yet", "one with files, or ''")
     before = os.umask(0o077)

@@ -172,11 +172,7 @@ def accept(
 ) -> Accepted:
     """Store labels in one transaction, ignoring known ones. Their ids must be unique.
 
-    Args:
-        key: the name of the request's API key.
-
-    Raises:
-        Conflict: if a label contradicts an earlier row or label.
+    Raise Conflict if a label contradicts an earlier row or label. `key` names the API key.
     """
     now, outcomes = time.time(), Counter[str]()
     with database.writing() as connection:

@@ -96,11 +96,7 @@ class JobRequest(ComputationRequest):
 
 
 class JobRows:
-    """A job's rows and its progress.
-
-    Args:
-        report: callback with the total and finished rows x draws. It returns False to cancel.
-    """
+    """A job's rows. `report(work, finished_work)`, in rows x draws, returns False to cancel."""
 
     def __init__(
         self, folder: Path, request: JobRequest, model: Model, report: Callable[[int, int], bool]

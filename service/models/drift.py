@@ -47,13 +47,10 @@ class DriftReport:
 
 
 class Drift:
-    """A drift test for one model version. Thread-safe.
+    """A drift test for one version, from its calibration rows' sorted statistics. Thread-safe.
 
-    Args:
-        statistics: the sorted statistics of the calibration rows.
-        has_copies: whether there are copies among the calibration rows. If so, copies of live rows
-            count like other rows. Otherwise they are ignored, because the two sets of rows would
-            have different distributions.
+    Without copies among the calibration rows, copies of live rows are ignored, because the two sets
+    of rows would have different distributions.
     """
 
     def __init__(
