@@ -43,7 +43,7 @@ from service.api.schemas import AcquireRequest, ModelRequest
 from service.auth.scopes import needs
 from service.batch.computation import acquire_answer, choice_options
 from service.context import Context, CurrentContext, CurrentRequest, get_context
-from service.engine.batching import BATCH_ROW_DRAWS, EngineWork
+from service.engine.batching import EngineWork
 from service.engine.pool_ranking import (
     EnginePool,
     PoolWork,
@@ -131,10 +131,8 @@ async def post_acquire(request: Request) -> Response:
     loaded, pool_size = work.loaded, len(work.rows)
     num_samples = resolve_num_samples(work.envelope, loaded.model, settings)
     choice = choice_options(work.envelope, loaded.model, num_samples)
-    encoding_draws = loaded.model.encoding_draws
-    with context.admission.admit(
-        pool_size, num_samples, BATCH_ROW_DRAWS, call.client, encoding_draws, call.length
-    ):
+    encoding = loaded.model.encoding_draws
+    with context.admission.admit(pool_size, num_samples, call.client, encoding, call.length):
         x, names = await _read_pool(context, work)
         answer = await _rank(context, work, choice, x, names)
     draws = 0 if choice.acquisition == RANDOM else num_samples

@@ -58,7 +58,7 @@ from service.api.responses import (
 from service.api.schemas import PredictRequest
 from service.auth.scopes import POOLS_KEY, SCOPES_KEY, needs
 from service.context import Context, get_context
-from service.engine.batching import BATCH_ROW_DRAWS, EngineWork, Predicted
+from service.engine.batching import EngineWork, Predicted
 from service.engine.threads import SLICE_BYTES
 from service.models.models import ServedModel
 from service.request_context import RequestContext
@@ -222,9 +222,7 @@ async def predict(
     if envelope.explain and columns:  # predicts each row also with each column's usual value
         extra = 1 + len(columns)
     all_rows, encoding = num_rows * (1 + extra), model.encoding_draws
-    with context.admission.admit(
-        all_rows, num_samples, BATCH_ROW_DRAWS, call.client, encoding, call.length
-    ):
+    with context.admission.admit(all_rows, num_samples, call.client, encoding, call.length):
         work.is_live = work.is_live and not is_test(call.request)
         x = await to_numbers(context, work)
         if columns:

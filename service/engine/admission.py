@@ -18,6 +18,7 @@ from service import limits
 from service.errors import Overloaded
 from service.server.shares import is_within_share
 
+BATCH_ROW_DRAWS = 6_400  # rows x draws of a micro-batch; the most that one request counts
 IDLE_DELAY_S = 0.002  # before idle work begins, so that answers are sent first
 OVERLOAD_HOLD_S = 1.0  # from the last rejection to the end of an overload
 MIN_PROBE_INTERVAL_S, MAX_PROBE_INTERVAL_S = 8.0, 256.0  # between increases of the limit
@@ -47,7 +48,6 @@ class Admission:
         self,
         rows: int,
         draws: int,
-        max_row_draws: int,
         client: Hashable = None,
         encoding_draws: int = 0,
         body_bytes: int = 0,
@@ -59,20 +59,15 @@ class Admission:
         after the last rejection. Because clients that retry immediately can prolong an overload,
         the limit is also probed at growing intervals: it doubles until the next rejection.
 
-        Args:
-            max_row_draws: upper bound on the request's share of the queue.
-            encoding_draws: cost of the encoder per row, in draws.
-
-        Raises:
-            TooLarge: if the request exceeds `MAX_ROW_DRAWS`.
-            Overloaded: if the queue is full and the request exceeds its fair share.
+        Raise TooLarge beyond `MAX_ROW_DRAWS`, or Overloaded if the queue is full and the request
+        exceeds its fair share. `encoding_draws` is the cost of the encoder per row.
         """
         if rows * draws > limits.MAX_ROW_DRAWS:
             raise TooLarge(
                 "rows x num_samples", f"at most {limits.MAX_ROW_DRAWS}", str(rows * draws)
             )
         draws_per_row = draws + encoding_draws
-        work = min(rows * draws_per_row, max(max_row_draws, draws_per_row))
+        work = min(rows * draws_per_row, max(BATCH_ROW_DRAWS, draws_per_row))
         self.refuse_overload(work, client)
         self.row_draws += work
         self.active_requests += 1

@@ -22,7 +22,7 @@ from model_store.inference.model import Model
 from model_store.inference.prediction import Prediction
 from model_store.inference.runtime import MAX_DRAW_SET_BYTES, DrawSet
 from model_store.scores.sums import GROUPS
-from service.engine.admission import Admission
+from service.engine.admission import BATCH_ROW_DRAWS, Admission
 from service.errors import PastDeadline
 from service.models.models import ServedModel
 from service.request_context import Phase, RequestContext
@@ -30,7 +30,6 @@ from service.server.shares import Shares
 from service.telemetry.metrics import Metrics
 
 SMALL_ROW_DRAWS = 200  # a millisecond of arithmetic
-BATCH_ROW_DRAWS = 6_400  # rows x draws of a micro-batch
 CONTENDED_PARTS = 4  # divides the size of a part while other requests are active
 STREAMED_ROW_DRAWS = 100_000  # instead, if draws exceed the memory and are recomputed per part
 MAX_SUMMED_NUMBERS = 4_000_000  # size of a part's sums over draws: 32 MB

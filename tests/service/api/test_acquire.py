@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from model_store.acquisition.choice import power_scores
-from service.engine.batching import BATCH_ROW_DRAWS
+from service.engine.admission import BATCH_ROW_DRAWS
 from tests.support.files import npy_bytes
 
 BATCH = ("batchbald", "power_bald")

@@ -15,9 +15,8 @@ from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.sums import GROUPS
 from service import limits
-from service.engine.admission import OVERLOAD_HOLD_S, Admission
+from service.engine.admission import BATCH_ROW_DRAWS, OVERLOAD_HOLD_S, Admission
 from service.engine.batching import (
-    BATCH_ROW_DRAWS,
     MAX_SUMMED_NUMBERS,
     MIN_BATCH_REQUESTS,
     RESOLVE_BATCH,
@@ -278,16 +277,16 @@ def test_a_burst_may_queue_and_after_a_refusal_little_waits_until_none_was_neede
 
     def fits(rows):
         try:
-            with admission.admit(rows, 1, BATCH_ROW_DRAWS):
+            with admission.admit(rows, 1):
                 return True
         except Overloaded as refused:
             assert int(refused.headers["Retry-After"]) >= 1
             return False
 
     async def ask():
-        with admission.admit(1_000, 1, BATCH_ROW_DRAWS):
+        with admission.admit(1_000, 1):
             assert fits(6_000)  # a burst
-            with admission.admit(50_000, 1, BATCH_ROW_DRAWS):
+            with admission.admit(50_000, 1):
                 assert admission.row_draws == 1_000 + BATCH_ROW_DRAWS
                 assert fits(2_600)
                 assert fits(4_500)  # there were room, had the pool brought no more
@@ -309,7 +308,7 @@ def test_an_overload_of_clients_who_come_again_at_once_is_tried_out_of(monkeypat
     admission = limited_admission(monkeypatch, 10_000, 1_000)
 
     def let_in():
-        with admission.admit(1, 1, BATCH_ROW_DRAWS):
+        with admission.admit(1, 1):
             return max(rows for rows in range(500, 20_000, 500) if fits(rows))
 
     def fits(rows):
@@ -330,7 +329,7 @@ def test_an_overload_of_clients_who_come_again_at_once_is_tried_out_of(monkeypat
         with ExitStack() as stack:
             while len(answered) < 1_400:
                 if admission.active_requests < 9 and fits(1_001):
-                    stack.enter_context(admission.admit(1_000, 1, BATCH_ROW_DRAWS))
+                    stack.enter_context(admission.admit(1_000, 1))
                     continue
                 answered.append(admission.active_requests == 9 and fits(1_001))
                 clock.now += 0.1
@@ -347,7 +346,7 @@ def test_nobody_is_refused_for_what_others_have_brought_beyond_their_share(monke
 
     def fits(rows, client):
         try:
-            with admission.admit(rows, 1, BATCH_ROW_DRAWS, client):
+            with admission.admit(rows, 1, client):
                 return True
         except Overloaded:
             return False
@@ -355,13 +354,13 @@ def test_nobody_is_refused_for_what_others_have_brought_beyond_their_share(monke
     async def ask():
         with ExitStack() as stack:
             for _ in range(10):
-                stack.enter_context(admission.admit(1_000, 1, BATCH_ROW_DRAWS, "greedy"))
+                stack.enter_context(admission.admit(1_000, 1, "greedy"))
             assert not fits(1_000, "greedy")  # from now on 4,000 are let in
             assert fits(2_000, "other")
             assert not fits(2_001, "other")
             assert fits(4_000 // 11, "greedy")
             assert not fits(4_000 // 11 + 1, "greedy")
-            with admission.admit(1_000, 1, BATCH_ROW_DRAWS, "other"):
+            with admission.admit(1_000, 1, "other"):
                 assert fits(1_000, "other")
                 assert not fits(1_001, "other")
                 assert fits(4_000 // 3, "third")
@@ -481,9 +480,7 @@ def test_an_overload_refuses_a_body_before_it_is_read_by_what_those_in_work_brou
         assert is_read(10**9)
         with ExitStack() as stack:
             for _ in range(4):
-                stack.enter_context(
-                    admission.admit(1_000, 1, BATCH_ROW_DRAWS, "one", body_bytes=50_000)
-                )
+                stack.enter_context(admission.admit(1_000, 1, "one", body_bytes=50_000))
             assert not is_read(50_000)
             assert is_read(40_000)  # about 800 rows x draws: its share of 4,000 among five
             assert not is_read(40_100)
@@ -491,9 +488,7 @@ def test_an_overload_refuses_a_body_before_it_is_read_by_what_those_in_work_brou
             assert is_read(0)
         with ExitStack() as stack:
             for length in (0, 50, 100_000):  # a chunked body, a name of a file, and rows
-                stack.enter_context(
-                    admission.admit(1_200, 1, BATCH_ROW_DRAWS, "one", body_bytes=length)
-                )
+                stack.enter_context(admission.admit(1_200, 1, "one", body_bytes=length))
             assert is_read(83_000)  # 996 rows x draws: its share of 4,000 among four
             assert not is_read(84_000)
             assert is_read(84_000, "other")

@@ -9,7 +9,7 @@ from prometheus_client import generate_latest
 
 from model_store.state.labels import Accepted
 from service import limits
-from service.engine.batching import BATCH_ROW_DRAWS
+from service.engine.admission import BATCH_ROW_DRAWS
 from service.telemetry.metrics import NATS, Metrics
 from tests.support.environment import ROOT
 from tests.support.serving import SOON, metric, open_client, wait_until
