@@ -129,9 +129,7 @@ class Answers:
             return None
         candidates, uncertainty, is_wrong = TENSORS
         return cls(
-            check_tensor(
-                tensors, candidates, np.float64, (shape[0], NUM_CANDIDATES), 0, 1, is_sorted=True
-            ),
+            check_tensor(tensors, candidates, np.float64, (shape[0], NUM_CANDIDATES), 0, 1),
             check_tensor(tensors, uncertainty, np.float64, shape, 0, 1),
             check_tensor(tensors, is_wrong, np.bool_, shape),
         )

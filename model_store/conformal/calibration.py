@@ -236,9 +236,7 @@ class Calibration:
         detectors = dict.fromkeys([*present, *names.combined, *names.density])
         reference, surprisals, standards = {}, {}, {}
         for name in detectors:
-            reference[name] = check_tensor(
-                tensors, f"reference.{name}", np.float64, (counts, 0), is_sorted=True
-            )
+            reference[name] = check_tensor(tensors, f"reference.{name}", np.float64, (counts, 0))
             surprisals[name] = check_tensor(
                 tensors, f"surprise.{name}", np.float64, statistic.shape
             )

@@ -43,11 +43,13 @@ def check_tensor(
     shape: tuple[int, ...],
     low: float = -LARGEST,
     high: float = LARGEST,
-    is_sorted: bool = False,
 ) -> np.ndarray:
-    """Check a tensor's type, shape, range and order. Raise ValueError if it is missing or invalid.
+    """Return a tensor after checking its type, shape and range.
 
-    A 0 in `shape` stands for any length above 0. The order is along the last axis.
+    A 0 in `shape` stands for any length above 0.
+
+    Raises:
+        ValueError: if the tensor is missing or invalid.
     """
     tensor = tensors.get(name)
     if (
@@ -61,6 +63,4 @@ def check_tensor(
     # NumPy scalars compare float32 tensors as float64. Python floats would round to 0 or infinity.
     if not np.all((tensor >= np.float64(low)) & (tensor <= np.float64(high))):
         raise ValueError(f"{name}: expected finite numbers from {low:g} to {high:g}")
-    if is_sorted and np.any(np.diff(tensor, axis=-1) < 0):
-        raise ValueError(f"{name}: expected sorted numbers")
     return tensor

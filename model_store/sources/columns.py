@@ -85,16 +85,24 @@ def _one_hot(column: CategoricalColumn, values: Categories) -> Float32[np.ndarra
     return encoded
 
 
-def missing_cells(x: Float32[np.ndarray, "N I"], columns: Columns) -> Bool[np.ndarray, "N C"]:
-    """Find missing cells in columns that had no missing values in training."""
-    return np.isnan(x[:, _ends(columns) - 1])
+def missing_cells(
+    x: Float32[np.ndarray, "N I"], columns: Columns
+) -> Bool[np.ndarray, "N C"] | None:
+    """Find missing cells in columns that were complete in training.
+
+    Returns None if there are none.
+    """
+    if not columns:
+        return None
+    missing = np.isnan(x[:, _ends(columns) - 1])
+    return missing if missing.any() else None
 
 
 def fill_missing(x: Float32[np.ndarray, "N I"], columns: Columns) -> Bool[np.ndarray, "N C"] | None:
-    """Replace missing cells with usual values, in place. Return their mask, or None."""
-    if not columns or not (missing := missing_cells(x, columns)).any():
-        return None
-    np.copyto(x, usual_row(columns), where=np.isnan(x))
+    """Replace the `missing_cells` with the median or most frequent value, in place."""
+    missing = missing_cells(x, columns)
+    if missing is not None:
+        np.copyto(x, usual_row(columns), where=np.isnan(x))
     return missing
 
 
@@ -102,7 +110,8 @@ def check_complete(
     x: Float32[np.ndarray, "N I"], columns: Columns, field: str, first_row: int = 0
 ) -> None:
     """Raise InvalidInput if a cell is missing in a column that was complete in training."""
-    if not columns or not (missing := missing_cells(x, columns)).any():
+    missing = missing_cells(x, columns)
+    if missing is None:
         return
     expected = "a value, because all training rows have one"
     errors = [
@@ -214,12 +223,8 @@ def unknown_categories(x: Float32[np.ndarray, "N I"], columns: Columns) -> dict[
     """Count the `unknown_cells` of each column, omitting zeros."""
     if not columns:
         return {}
-    counts = {
-        column.name: int(np.count_nonzero(x[:, end - 1 - column.indicator]))
-        for column, end in zip(columns, _ends(columns).tolist(), strict=True)
-        if isinstance(column, CategoricalColumn)
-    }
-    return {name: count for name, count in counts.items() if count}
+    counts = unknown_cells(x, columns).sum(axis=0).tolist()
+    return {column.name: count for column, count in zip(columns, counts, strict=True) if count}
 
 
 def count_unknown(counts: dict[str, int], x: Float32[np.ndarray, "N I"], columns: Columns) -> None:

@@ -21,7 +21,6 @@ from model_store.sources.row_file import (
     ROWS,
     Part,
     RowFile,
-    Source,
     binary,
     convert_ids,
     convert_zip_errors,
@@ -48,11 +47,16 @@ def read_header(file: Any) -> Header:
     return readers[version](file)
 
 
+def _split_header(content: Content) -> tuple[Header, memoryview]:
+    """Split the content of an npy file into its header and data."""
+    stream = io.BytesIO(memoryview(content)[:MAX_HEADER_BYTES])
+    return read_header(stream), memoryview(content)[stream.tell() :]
+
+
 def parse_npy(body: Content, field: str) -> np.ndarray:
     """Parse the content of an npy file without copying the array."""
-    stream = io.BytesIO(memoryview(body)[:MAX_HEADER_BYTES])
     try:
-        shape, fortran, dtype = read_header(stream)
+        (shape, fortran, dtype), data = _split_header(body)
     except Exception:
         raise InvalidInput("body", "an npy file of format 1.0 or 2.0", "something else") from None
     if dtype.kind not in "fiu" or dtype.itemsize > 8:
@@ -61,7 +65,6 @@ def parse_npy(body: Content, field: str) -> np.ndarray:
     if not 1 <= len(shape) <= MAX_DIMENSIONS or any(type(n) is not int or n < 1 for n in shape):
         expected = "at least one row of at least one number"
         raise InvalidInput(field, expected, "an array of another shape")
-    data = memoryview(body)[stream.tell() :]
     if dtype.itemsize * math.prod(shape) != len(data):
         expected = "as many bytes as the npy header says"
         raise InvalidInput(field, expected, f"{len(data)} bytes of data")
@@ -87,7 +90,7 @@ class NpyFile(RowFile):
 
     def _open(self) -> None:
         try:
-            self._array = _load_array(self.source)
+            self._array = self._load_array()
         except Exception as error:
             raise self._refuse(self.WHOLE, "something else") from error
         self._check_array(self._array.shape, self._array.dtype)
@@ -96,29 +99,25 @@ class NpyFile(RowFile):
     def parts(self, first: int = 0) -> Iterator[Part]:
         """Yield the array in chunks. C-order arrays are not memory-mapped, to save memory."""
         array, max_rows = self._array, self.part_rows
+        parts = (array[n : n + max_rows] for n in range(first, self.rows, max_rows))
         if not isinstance(array, np.memmap) or not array.flags.c_contiguous:
-            for start in range(first, self.rows, max_rows):
-                yield np.asarray(array[start : start + max_rows])
+            yield from map(np.asarray, parts)
             return
-        width = math.prod(array.shape[1:])
         with binary(self.source) as file:
-            file.seek(array.offset + first * width * array.itemsize)
-            for start in range(first, self.rows, max_rows):
-                n = min(max_rows, self.rows - start)
-                part = np.fromfile(file, array.dtype, n * width)
-                if len(part) < n * width:
+            file.seek(array.offset + first * math.prod(array.shape[1:]) * array.itemsize)
+            for part in parts:
+                numbers = np.fromfile(file, array.dtype, part.size)
+                if len(numbers) < part.size:
                     raise self._refuse(self.WHOLE, "a file that was truncated while it was read")
-                yield part.reshape(n, *array.shape[1:])
+                yield numbers.reshape(part.shape)
 
-
-def _load_array(source: Source) -> np.ndarray:
-    """Memory-map an npy file, or parse its content without a copy."""
-    if isinstance(source, Path):
-        return np.lib.format.open_memmap(source, mode="r")
-    stream = io.BytesIO(memoryview(source)[:MAX_HEADER_BYTES])
-    shape, fortran, dtype = read_header(stream)
-    array = np.frombuffer(source, dtype, math.prod(shape), stream.tell())
-    return array.reshape(shape, order="F" if fortran else "C")
+    def _load_array(self) -> np.ndarray:
+        """Memory-map an npy file, or parse its content without a copy."""
+        if isinstance(self.source, Path):
+            return np.lib.format.open_memmap(self.source, mode="r")
+        (shape, fortran, dtype), data = _split_header(self.source)
+        array = np.frombuffer(data, dtype, math.prod(shape))
+        return array.reshape(shape, order="F" if fortran else "C")
 
 
 class NpzFile(RowFile):

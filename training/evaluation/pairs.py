@@ -52,34 +52,25 @@ class Difference:
     test: str  # mcnemar or bootstrap
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """The numbers of rows that only one of two versions predicts correctly."""
+def mcnemar(gained: int, lost: int) -> float:
+    rows = gained + lost
+    return float(stats.binomtest(lost, rows).pvalue) if rows else 1.0
 
-    gained: int  # hits of the second version only
-    lost: int  # hits of the first version only
-    rows: int
 
-    @classmethod
-    def count(cls, first: Share, second: Share) -> "Pairs":
-        before, after = first.row_values, second.row_values
-        return cls(int((after & ~before).sum()), int((before & ~after).sum()), len(before))
-
-    def mcnemar(self) -> float:
-        rows = self.gained + self.lost
-        return float(stats.binomtest(self.lost, rows).pvalue) if rows else 1.0
-
-    def interval(self) -> Ends:
-        rows = self.rows + 2.0
-        gained, lost = (self.gained + 1.0) / rows, (self.lost + 1.0) / rows
-        half = Z * math.sqrt((gained + lost - (gained - lost) ** 2) / rows)
-        return max(-1.0, gained - lost - half), min(1.0, gained - lost + half)
+def difference_interval(gained: int, lost: int, rows: int) -> Ends:
+    """Compute the interval of Bonett and Price for the difference of two shares of rows."""
+    gain, loss, total = gained + 1.0, lost + 1.0, rows + 2.0
+    change = (gain - loss) / total
+    half = Z * math.sqrt(((gain + loss) / total - change**2) / total)
+    return max(-1.0, change - half), min(1.0, change + half)
 
 
 def difference(first: Figure, second: Figure, resamples: Resamples) -> Difference:
     if isinstance(first, Share) and isinstance(second, Share):
-        pairs = Pairs.count(first, second)
-        return Difference(first.value, second.value, pairs.interval(), pairs.mcnemar(), "mcnemar")
+        before, after = first.row_values, second.row_values
+        gained, lost = int((after & ~before).sum()), int((before & ~after).sum())
+        ends = difference_interval(gained, lost, first.rows)
+        return Difference(first.value, second.value, ends, mcnemar(gained, lost), "mcnemar")
     sampled = resamples.values(second) - resamples.values(first)
     p_value = min(1.0, 2.0 * min(_tail(sampled <= 0.0), _tail(sampled >= 0.0)))
     return Difference(first.value, second.value, percentiles(sampled), p_value, "bootstrap")

@@ -25,6 +25,7 @@ from model_store.inference.runtime import (
     WEIGHTS_PER_DRAW,
     Runtime,
 )
+from model_store.scores.tasks import PREDICTIVES
 from training.bayes.layers import WeightLayer
 from training.bayes.likelihoods import Gaussian, Likelihood
 from training.bayes.network import BayesianModel, Network
@@ -60,10 +61,9 @@ def export(
     """Export `sampler.onnx` (eps -> theta) and `network.onnx`.
 
     The network maps (x, theta) to outputs and density scores. With `with_terms`, it also returns
-    `ServedNetwork.terms`. If `joint`, the model for joint scores, differs from `model`, the network
-    also maps noise to the theta and outputs of `joint`.
+    `ServedNetwork.terms`. With `joint` (see `joint_model`), it also maps noise to the theta and
+    outputs of `joint`.
     """
-    joint = None if joint is model else joint
     rows, draws = 3, 2
     x = torch.zeros(rows, math.prod(model.network.shape))
     eps = torch.zeros(draws, model.posterior.noise_dimension)
@@ -96,6 +96,12 @@ def export(
         exported.metadata_props.add(key=WEIGHTS_PER_DRAW, value=str(numbers))
     graphs = {"sampler.onnx": sampler, "network.onnx": exported}
     return {name: graph.SerializeToString() for name, graph in graphs.items()}
+
+
+def joint_model(model: BayesianModel, served: BayesianModel) -> BayesianModel | None:
+    """Return the model for joint scores, if the task has any and `served` cannot compute them."""
+    has_joint_scores = bool(PREDICTIVES[model.likelihood.task].joint_acquisitions)
+    return model if has_joint_scores and served is not model else None
 
 
 class _WithTerms(nn.Module):
@@ -168,9 +174,10 @@ def check_exports(model: BayesianModel, x: Float[Tensor, "N I"] | None = None) -
     try:
         local = localise(trial, x)
         network = served_network(local, x, 0, names=CHECKED_DETECTORS)
-        runtime = load_runtime(local, export(local, network, joint=trial))
+        joint = joint_model(trial, local)
+        runtime = load_runtime(local, export(local, network, joint=joint))
         rows = Rows(x.numpy(), np.zeros(len(x), dtype=np.int64))
-        parity(local, network, runtime, rows, joint=trial)
+        parity(local, network, runtime, rows, joint)
     except ParityError as error:
         expected = "a module with equal outputs in onnxruntime and torch"
         raise InvalidInput("network", expected, one_line(error)) from error
@@ -223,7 +230,7 @@ def parity(
 ) -> dict[str, float]:
     """Compare the runtime with torch on the same noise, with shared and paired draws.
 
-    If `joint`, the model for joint scores, differs from `model`, it is compared first.
+    `joint` (see `joint_model`) is compared first.
 
     Returns the largest difference by kind. Differences of probabilities and log variances are
     absolute. The others are relative to:
@@ -233,7 +240,7 @@ def parity(
     * terms of density scores: their sum over the row
     * means of a regression: the target's standard deviation
     """
-    if joint is not None and joint is not model:
+    if joint is not None:
         parity(joint, network.replace(joint), runtime.joint, rows)
     x = rows.x[:PARITY_ROWS].astype(np.float32)
     posterior = model.posterior

@@ -32,7 +32,7 @@ from training.data import Dataset, Rows, load
 from training.data.rows import class_shares
 from training.evaluation.pairs import list_worse_metrics
 from training.evaluation.quality import measure
-from training.export.graphs import export, load_runtime, parity
+from training.export.graphs import export, joint_model, load_runtime, parity
 from training.export.quantise import quantisation_error, quantise_network
 from training.export.served import fit_detectors, fold
 from training.folders import data_root
@@ -189,9 +189,10 @@ def _export(result: "Fitted", output: ClassSpec | TargetSpec) -> Exported:
     network = fit_detectors(served, splits.train, recipe, shape)
     # Columns are explained by their usual values; ids and encodings have no explanation.
     with_terms = not data.columns and not data.takes_ids and encoding is None
-    files = export(served, network, with_terms=with_terms, joint=model)
+    joint = joint_model(model, served)
+    files = export(served, network, with_terms, joint)
     runtime = load_runtime(served, files)
-    differences = parity(served, network, runtime, splits.validation, joint=model)
+    differences = parity(served, network, runtime, splits.validation, joint)
     precision: Literal["float32", "int8"] = "float32"
     posterior = served.posterior
     if recipe.serving.precision == "int8":

@@ -273,13 +273,11 @@ MALFORMED = {
     "draw counts not from 1": ("draw_counts", lambda t: t + 1),
     "draw counts that do not rise": ("draw_counts", np.ones_like),
     "statistics of fewer draws": ("statistic", lambda t: t[:1]),
-    "scores not sorted": ("reference.b", lambda t: t[:, ::-1]),
     "a score that is not a number": ("nonconformity", lambda t: t[:, :1] * np.nan),
     "no centres of a density": ("centre.b", lambda _: None),
     "a spread of 0": ("spread.b", lambda t: t * 0),
     "doubt of fewer rows": ("abstention.doubt", lambda t: t[:, 1:]),
     "doubt above 1": ("abstention.doubt", lambda t: t + 1),
-    "candidates that fall": ("abstention.candidates", lambda t: t[:, ::-1]),
     "wrong labels as numbers": ("abstention.is_wrong", lambda t: t.astype(np.float64)),
     "an infinite score": ("statistic", lambda t: np.where(t == t.max(), np.inf, t)),
 }

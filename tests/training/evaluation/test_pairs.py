@@ -8,33 +8,33 @@ from scipy import stats
 
 from training.__main__ import main
 from training.evaluation.metrics import Mean, Resamples, Share
-from training.evaluation.pairs import Pairs, difference, measure_loss
+from training.evaluation.pairs import difference, difference_interval, mcnemar, measure_loss
 
 SAMPLES = 300
 RARE = 1e-6  # the probability that a test fails by chance
 PAIRS = st.integers(1, 60).flatmap(
     lambda n: st.integers(0, n).flatmap(
-        lambda b: st.integers(0, n - b).map(lambda c: Pairs(gained=b, lost=c, rows=n))
+        lambda b: st.integers(0, n - b).map(lambda c: (b, c, n))  # gained, lost, rows
     )
 )
 
 
 @given(PAIRS)
 def test_mcnemars_test_doubles_a_binomial_tail(pairs):
-    discordant = pairs.gained + pairs.lost
-    larger = max(pairs.gained, pairs.lost)
-    expected = min(1.0, 2 * stats.binom.sf(larger - 1, discordant, 0.5))
-    assert pairs.mcnemar() == pytest.approx(expected)
+    gained, lost, _ = pairs
+    expected = min(1.0, 2 * stats.binom.sf(max(gained, lost) - 1, gained + lost, 0.5))
+    assert mcnemar(gained, lost) == pytest.approx(expected)
 
 
 @given(PAIRS)
 def test_an_interval_holds_what_was_found_and_has_a_length(pairs):
-    low, high = pairs.interval()
-    actual = (pairs.gained - pairs.lost) / pairs.rows
+    gained, lost, rows = pairs
+    low, high = difference_interval(gained, lost, rows)
+    actual = (gained - lost) / rows
     assert -1 <= low <= actual + 1e-9
     assert actual - 1e-9 <= high <= 1
-    assert high - low > 0.5 / pairs.rows
-    mirrored = Pairs(pairs.lost, pairs.gained, pairs.rows).interval()
+    assert high - low > 0.5 / rows
+    mirrored = difference_interval(lost, gained, rows)
     assert mirrored == pytest.approx((-high, -low), abs=1e-6)
 
 

@@ -20,6 +20,7 @@ from training.export.graphs import (
     CHECKED_DETECTORS,
     PARITY_TOLERANCE,
     export,
+    joint_model,
     load_runtime,
     parity,
 )
@@ -149,10 +150,11 @@ class Case:
         result = served_network(
             served, self.x, 0, names=FOR_ANY_SHAPE if every_detector else CHECKED_DETECTORS
         )
-        self.served, self.files = served, export(served, result, joint=self.model)
+        joint = joint_model(self.model, served)
+        self.served, self.files = served, export(served, result, joint=joint)
         self.runtime = load_runtime(served, self.files)
         rows = Rows(self.x.numpy(), self.y.numpy())
-        self.parity = parity(served, result, self.runtime, rows, joint=self.model)
+        self.parity = parity(served, result, self.runtime, rows, joint)
 
     def made(self):
         return build(self.recipe, SHAPE, CLASSES)
