@@ -66,18 +66,12 @@ class Fitted:
     encoding: Encoding | None = None
     folder: Path | None = None  # of the run, with a checkpoint until publication
 
-    @torch.no_grad()
     def outputs(
         self, x: Num[np.ndarray, "N I"], draws: int | None = None
     ) -> Float32[np.ndarray, "K N C"]:
-        model = self.model.eval()
-        device = next(model.parameters()).device
         if self.encoding is not None:
             x = self.encoding.encoder(x.astype(np.float32))
-        draws = draws or self.recipe.serving.draws
-        eps = noise(model.posterior, draws, self.recipe.seed, Stream.VALIDATION_NOISE)
-        rows = torch.from_numpy(np.ascontiguousarray(x)).to(device)
-        return model.predict(rows, eps.to(device)).cpu().numpy()
+        return predict(self.model, x, draws or self.recipe.serving.draws, self.recipe.seed)
 
     def log_likelihood(self, rows: Rows) -> Float64[np.ndarray, "N"]:
         """Compute log mean_k p(y | x, theta_k) of raw rows, in nats and the target's units."""
@@ -301,15 +295,23 @@ class _Fits:
             update={key: epochs, "early_stopping": bool(settings.early_stopping)}
         )
         short = self.recipe.model_copy(update={"training": shorter})
-        run = self.begin(transform_splits(self.splits, transform), folder, short)
-        model = run.fit(quiet=True).eval()
-        eps = noise(model.posterior, VALIDATION_DRAWS, self.recipe.seed, Stream.VALIDATION_NOISE)
-        outputs = model.predict(run.validation[0], eps.to(self.device)).cpu().numpy()
-        y = self.splits.validation.y
+        x, y = self.splits.validation.x, self.splits.validation.y
+        model = self.begin(transform_splits(self.splits, transform), folder, short).fit(quiet=True)
+        outputs = predict(model, x, VALIDATION_DRAWS, self.recipe.seed)
         scores, log_likelihood = score(outputs, y, "regression", transform)
         assert isinstance(scores, MixtureScores)
         error = float(np.sqrt(np.square(scores.in_units.mean - y.astype(np.float64)).mean()))
         return log_likelihood, error
+
+
+@torch.no_grad()
+def predict(
+    model: BayesianModel, x: Num[np.ndarray, "N I"], draws: int, seed: int
+) -> Float32[np.ndarray, "K N C"]:
+    device = next(model.parameters()).device
+    eps = noise(model.posterior, draws, seed, Stream.VALIDATION_NOISE)
+    rows = torch.from_numpy(np.ascontiguousarray(x)).to(device)
+    return model.eval().predict(rows, eps.to(device)).cpu().numpy()
 
 
 def best_transform(likelihoods: dict[str, Float64[np.ndarray, "N"]]) -> str:

@@ -40,17 +40,7 @@ def fresh_seed() -> int:
 def standard_normal(
     seed: int, first_draw: int, num_draws: int, dimension: int
 ) -> Float32[np.ndarray, "K D"]:
-    """Generate `num_draws` draws of standard normal noise from a seed.
-
-    Args:
-        seed: 0 to `MAX_SEED`.
-        first_draw: index of the first draw, from 0.
-        num_draws: K, the number of draws.
-        dimension: D, the size of a draw.
-
-    Returns:
-        samples of N(0, I). Row k depends only on `seed`, D and `first_draw + k`.
-    """
+    """Generate draws from N(0, I). Row k depends only on `seed`, D and `first_draw + k`."""
     blocks = -(-dimension // 8)
     eps_K_D = np.empty((num_draws, dimension), dtype=np.float32)
     # The generator increments the counter before each block.

@@ -110,10 +110,7 @@ class Runtime:
         """Load the sampler and network from serialized graphs.
 
         Args:
-            sampler, network: ONNX models.
-            noise_dimension: the size of eps.
             threads: for the network; 0 means one per available processor.
-            algorithm: of the noise.
             paired: whether each row can have different draws.
             encoder: applied to rows before the network.
             on_processors: do not use a GPU.
@@ -131,13 +128,24 @@ class Runtime:
             expected = f"expected eps with 2 axes, the last of length {noise_dimension}"
             raise GraphError("sampler.onnx", expected)
         self._sampler = self._session("sampler.onnx", graph)
+        self._load_network(network)
+        on_gpu = is_on_gpu(self._draw_session)
+        self._min_draws = 1 if paired or algorithm == DRAW_INDEX else 2  # single draws are doubled
+        # At least 2 rows x 2 draws, since both can be doubled
+        chunk_rows = min(CHUNK_ROWS if paired else UNPAIRED_CHUNK_ROWS, self._max_chunk_rows)
+        self.chunk_rows = GPU_CHUNK_ROWS if on_gpu else max(4, chunk_rows)
+        self.threads = 1 if on_gpu else threads or processors()
+        self._pool = ThreadPoolExecutor(self.threads, "network") if self.threads > 1 else None
+
+    def _load_network(self, content: bytes) -> None:
         outputs = [{output, "density"} for output in OUTPUTS.values()]
         optional = frozenset({"features", TERMS, *WEIGHT_VALUES})
-        graph = load_graph("network.onnx", network, {"x", "theta"}, *outputs, optional=optional)
+        graph = load_graph("network.onnx", content, {"x", "theta"}, *outputs, optional=optional)
         names = {output.name for output in graph.graph.output}
         (self.task,) = (task for task, output in OUTPUTS.items() if output in names)
         self.output = OUTPUTS[self.task]
         self._weights_per_draw = metadata_number(graph, WEIGHTS_PER_DRAW)
+        self._max_chunk_rows = RESULT_NUMBERS // max(1, metadata_number(graph, LARGEST_RESULT))
         self.theta_dimension = last_dimension(graph.graph.input, "theta")
         self.draw_bytes = 4 * self.theta_dimension
         self._outputs = last_dimension(graph.graph.output, self.output)
@@ -168,15 +176,6 @@ class Runtime:
             values = (WEIGHTS, WEIGHT_OUTPUTS, "density")
             joint = extract_subgraph(graph, ("x", WEIGHT_NOISE), values)
             self._joint = _Deferred(self._load_joint, joint)
-        on_gpu = is_on_gpu(self._draw_session)
-        self._min_draws = 1 if paired or algorithm == DRAW_INDEX else 2  # single draws are doubled
-        max_rows = RESULT_NUMBERS // max(1, metadata_number(graph, LARGEST_RESULT))
-        # At least 2 rows x 2 draws, since both can be doubled
-        self.chunk_rows = max(4, min(CHUNK_ROWS if paired else UNPAIRED_CHUNK_ROWS, max_rows))
-        if on_gpu:
-            self.chunk_rows = GPU_CHUNK_ROWS
-        self.threads = 1 if on_gpu else threads or processors()
-        self._pool = ThreadPoolExecutor(self.threads, "network") if self.threads > 1 else None
 
     @property
     def joint(self) -> "Runtime":

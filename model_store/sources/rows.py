@@ -223,7 +223,8 @@ def _numbers(
     size = math.prod(shape)
 
     def path(i: int, axis: int) -> str:
-        return _path(field, first_row * math.prod(lengths[:axis]) + i, lengths[:axis])
+        row, *places = np.unravel_index(i, (len(rows), *lengths[:axis]))
+        return ".".join(map(str, (field, first_row + row, *places)))
 
     level: list[Any] = rows
     for axis, length in enumerate(lengths):
@@ -273,14 +274,6 @@ def _alternatives(spec: InputSpec) -> str:
     flat = f", or {math.prod(spec.shape)} numbers flat" if len(spec.shape) > 1 else ""
     texts = "" if spec.text is None else f", or are strings, or objects of {spec.text.column[:80]}"
     return flat + texts + (", or are image files" if spec.image is not None else "")
-
-
-def _path(field: str, index: int, lengths: tuple[int, ...]) -> str:
-    parts = []
-    for length in reversed(lengths):
-        index, part = divmod(index, length)
-        parts.append(str(part))
-    return ".".join([field, str(index), *reversed(parts)])
 
 
 def add_row_id(error: InvalidInput, ids: Sequence[str] | None) -> InvalidInput:

@@ -19,6 +19,10 @@ from model_store.state.database import FILE, Database, as_state_errors, may_be_d
 
 MAX_ID_CHARACTERS = 256
 ROW_TYPE = np.dtype("<f4")
+# Copies labels to the former labels, with the time of the change and the name of its API key
+RETIRE = (
+    "INSERT INTO replaced SELECT model, id, label, target, key, time, ?, ?, comment FROM labels"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,11 +239,7 @@ def _accept(
     if not replace:
         expected = 'the same label as before, or "replace": true'
         raise Conflict(field, expected, "another label")
-    connection.execute(
-        "INSERT INTO replaced SELECT model, id, label, target, key, time, ?, ?, comment "
-        "FROM labels WHERE model = ? AND id = ?",
-        (now, key, *place),
-    )
+    connection.execute(f"{RETIRE} WHERE model = ? AND id = ?", (now, key, *place))
     connection.execute(
         "UPDATE labels SET label = ?, target = ?, key = ?, time = ?, comment = ? "
         "WHERE model = ? AND id = ?",
@@ -295,11 +295,7 @@ def delete_labels(
     condition = "model = ? AND id IN (SELECT value FROM json_each(?))"
     values = model, json.dumps(list(ids))
     with database.writing() as connection:
-        connection.execute(
-            "INSERT INTO replaced SELECT model, id, label, target, key, time, ?, ?, comment "
-            f"FROM labels WHERE {condition}",
-            (time.time(), key, *values),
-        )
+        connection.execute(f"{RETIRE} WHERE {condition}", (time.time(), key, *values))
         return connection.execute(f"DELETE FROM labels WHERE {condition}", values).rowcount
 
 

@@ -82,7 +82,7 @@ def evaluate_version(
     test = test_rows(data, is_fitted, options, source)
     sets = _sets(version, model, data, test, options) if options.has_unusual_sets else {}
     predictor = ServedPredictor(model, draws, options.seed)
-    predicted, outliers = predictor.test(test, data.group_names), {}
+    predicted, outliers = predictor("test", test, data.group_names), {}
     measures = measure_test(predicted, test, data.classes, options.seed)
     with Bar(len(sets), "set", quiet) as bar:
         for name, rows in sets.items():

@@ -218,7 +218,7 @@ def comparison_lines(comparison: Record) -> list[str]:
 def _figures(
     predictor: ServedPredictor, test: Rows, group_names: tuple[str, ...]
 ) -> dict[str, Figure]:
-    predicted = predictor.test(test, group_names)
+    predicted = predictor("test", test, group_names)
     prediction, scores = predicted.prediction, predicted.prediction.scores
     figures = main_figures(predicted, test.y)
     for fpr in predicted.flagged:

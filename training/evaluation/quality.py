@@ -5,7 +5,7 @@ Scores are higher for more uncertain rows and for rows more unlike the data. N i
 rows.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,20 +85,13 @@ class ServedPredictor:
     def request_seed(self, name: str) -> int:
         return hash_key(self.seed, *name.encode())
 
-    def __call__(self, name: str, x: np.ndarray) -> ServedPrediction:
-        return self._predict(name, Rows(x, np.zeros(len(x), dtype=np.int64)))
-
-    def test(self, test: Rows, group_names: tuple[str, ...]) -> ServedPrediction:
-        """Predict test rows with their groups, and measure a regression's targets."""
-        return self._predict("test", test, group_names, TargetMeasures.compute)
-
-    def _predict(
-        self,
-        name: str,
-        rows: Rows,
-        group_names: tuple[str, ...] = (),
-        measure: Callable[..., TargetMeasures] | None = None,
+    def __call__(
+        self, name: str, rows: Rows | np.ndarray, group_names: tuple[str, ...] = ()
     ) -> ServedPrediction:
+        """Predict rows, and measure a regression's targets if they have any."""
+        measure = TargetMeasures.compute if isinstance(rows, Rows) else None
+        if not isinstance(rows, Rows):
+            rows = Rows(rows, np.zeros(len(rows), dtype=np.int64))
         seed = self.request_seed(name)
         prediction, targets = served_prediction(
             self.model, rows, self.draws, seed, REQUEST_ROWS, measure

@@ -21,7 +21,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import is_dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -50,6 +50,7 @@ KNOWN_PACKAGES = ("torch", "training")
 CODE_FOLDERS = ("bayes", "networks", "detectors", "export")
 MAX_FILES = 500  # of about 100 kB each
 COUNTERS = "name_counters"
+NOISY_LOGGERS = ("torch.onnx", "onnxscript", "torch.fx.experimental.symbolic_shapes")
 
 DynamicShapes = Mapping[str, dict[int, torch.export.Dim]]
 
@@ -344,15 +345,8 @@ def _attention(
 
 @contextmanager
 def _quiet_loggers() -> Iterator[None]:
-    loggers = [
-        logging.getLogger(name)
-        for name in ("torch.onnx", "onnxscript", "torch.fx.experimental.symbolic_shapes")
-    ]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
+    with ExitStack() as stack:
+        for logger in map(logging.getLogger, NOISY_LOGGERS):
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.ERROR)
         yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

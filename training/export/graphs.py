@@ -72,15 +72,16 @@ def export(
     # Export for a shared theta; a paired theta works in the same graph by broadcasting.
     theta = torch.zeros(draws, 1, model.posterior.theta_dimension)
     outputs = [OUTPUTS[model.likelihood.task], "density"]
-    module: nn.Module = network
-    if with_terms and network.attributed:
-        module, outputs = _WithTerms(network), [*outputs, TERMS]
+    with_terms = with_terms and bool(network.attributed)
+    if with_terms:
+        outputs.append(TERMS)
     inputs: dict[str, Tensor] = {"x": x, "theta": theta}
     axes = {"x": {0: n}, "theta": {0: k}}
     if joint is not None:
-        module, outputs = _WithWeights(module, joint), [*outputs, WEIGHTS, WEIGHT_OUTPUTS]
+        outputs += [WEIGHTS, WEIGHT_OUTPUTS]
         inputs[WEIGHT_NOISE] = torch.zeros(draws, joint.posterior.noise_dimension)
         axes[WEIGHT_NOISE] = {0: torch.export.Dim(f"weight_{DRAWS}")}
+    module = _Outputs(network, with_terms, joint)
     exported = export_graph(module, tuple(inputs.values()), axes, outputs)
     _add_features(exported, outputs[0])
     if joint is not None:  # no weights are drawn by default
@@ -104,24 +105,23 @@ def joint_model(model: BayesianModel, served: BayesianModel) -> BayesianModel | 
     return model if has_joint_scores and served is not model else None
 
 
-class _WithTerms(nn.Module):
-    def __init__(self, network: ServedNetwork) -> None:
+class _Outputs(nn.Module):
+    """A served network with its optional outputs."""
+
+    def __init__(
+        self, network: ServedNetwork, with_terms: bool, joint: BayesianModel | None
+    ) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.with_terms, self.joint = network, with_terms, joint
 
-    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, ...]:
-        return (*self.network(x, theta), self.network.terms(x))
-
-
-class _WithWeights(nn.Module):
-    def __init__(self, network: nn.Module, joint: BayesianModel) -> None:
-        super().__init__()
-        self.network, self.joint = network, joint
-
-    def forward(self, x: Tensor, theta: Tensor, noise: Tensor) -> tuple[Tensor, ...]:
-        weights = self.joint.posterior(noise)[:, None]
-        outputs = self.joint.likelihood(self.joint.network(x, weights))
-        return (*self.network(x, theta), weights, outputs)
+    def forward(self, x: Tensor, theta: Tensor, noise: Tensor | None = None) -> tuple[Tensor, ...]:
+        outputs: tuple[Tensor, ...] = self.network(x, theta)
+        if self.with_terms:
+            outputs += (self.network.terms(x),)
+        if self.joint is not None and noise is not None:
+            weights = self.joint.posterior(noise)[:, None]
+            outputs += (weights, self.joint.likelihood(self.joint.network(x, weights)))
+        return outputs
 
 
 def _add_features(model: onnx.ModelProto, output: str) -> None:
