@@ -21,7 +21,8 @@ each docstring.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 MAX_ERRORS = 10  # reported at once
@@ -155,6 +156,15 @@ class NoSpace(StateUnusable):
     """The disk is full."""
 
     status, code, remedy = 507, "no_space", "free some space"
+
+
+@contextmanager
+def refuse_unreadable(field: str, expected: str = "a file that can be read") -> Iterator[None]:
+    """Convert an error of the file system to InvalidInput."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidInput(field, expected, error.strerror or "an error") from error
 
 
 def one_line(error: object) -> str:

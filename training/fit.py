@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float32, Float64, Num
 
 from model_store.conformal.mondrian import UNKNOWN
-from model_store.errors import InvalidInput
+from model_store.errors import InvalidInput, refuse_unreadable
 from model_store.scores.regression import MixtureScores
 from model_store.scores.tasks import AnyScores
 from model_store.scores.transforms import Transform
@@ -377,12 +377,9 @@ def run_folder(
 
 
 def weights_digest(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        expected = f"a safetensors file at {path}"
-        raise InvalidInput("network.weights", expected, error.strerror or "an error") from None
+    expected = f"a safetensors file at {path}"
+    with refuse_unreadable("network.weights", expected), path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
 
 
 def find_device(name: str | torch.device) -> torch.device:

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from model_store.artifacts.manifest import Name
-from model_store.errors import InvalidInput
+from model_store.errors import InvalidInput, refuse_unreadable
 from model_store.scores.tasks import DETECTED
 from model_store.types import Task
 from training.detectors import COMBINED, COMBINED_IF_ENCODED, KINDS
@@ -239,9 +239,8 @@ def load(path: Path, root: Path | None = None) -> Recipe:
     the current folder, in this order.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidInput(str(path), "a readable recipe", error.strerror or "an error") from None
+        with refuse_unreadable(str(path), "a readable recipe"):
+            content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidInput(str(path), "TOML in UTF-8", str(error)) from None
     return _make_paths_absolute(validate(content, str(path)), path.parent, root or data_root())

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model_store.artifacts.manifest import Manifest
-from model_store.errors import InvalidInput
+from model_store.errors import InvalidInput, refuse_unreadable
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (
@@ -79,12 +79,8 @@ def write_key_pair(path: Path) -> Path:
         pem.Encoding.PEM, pem.PublicFormat.SubjectPublicKeyInfo
     )
     for file, content, mode in ((path, private_pem, 0o600), (public, public_pem, 0o644)):
-        try:
+        with refuse_unreadable(str(file), "a file that can be made"):
             handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        except OSError as error:
-            raise InvalidInput(
-                str(file), "a file that can be made", error.strerror or "an error"
-            ) from None
         with os.fdopen(handle, "wb") as opened:
             opened.write(content)
     return public
@@ -130,11 +126,8 @@ def _read_public_keys(path: Path, field: str) -> tuple["Ed25519PublicKey", ...]:
 
 
 def _read_file(path: Path, field: str) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_KEY_BYTES)
-    except OSError as error:
-        raise InvalidInput(field, "a file that can be read", error.strerror or "an error") from None
+    with refuse_unreadable(field), path.open("rb") as file:
+        return file.read(MAX_KEY_BYTES)
 
 
 def _load_key(content: bytes, load: Callable[[bytes], Any]) -> Any:

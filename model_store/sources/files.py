@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from model_store.artifacts.manifest import InputSpec
-from model_store.errors import InvalidInput
+from model_store.errors import InvalidInput, refuse_unreadable
 from model_store.sources.csv import CsvFile
 from model_store.sources.npy import NpyFile, NpzFile
 from model_store.sources.row_file import (
@@ -110,10 +110,8 @@ def open_rows(
     if read is None:
         expected = f"a file that ends in {', '.join(READERS)}"
         raise InvalidInput(field, expected, (ending or "another")[:20])
-    try:
+    with refuse_unreadable(field):
         rows = read(source, spec, field, bounds)
-    except OSError as error:
-        raise InvalidInput(field, "a file that can be read", error.strerror or "another") from error
     if rows.rows == 0:
         raise InvalidInput(field, "at least one row", "none")
     return rows

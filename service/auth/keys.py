@@ -49,7 +49,7 @@ from pydantic import (
 )
 
 from model_store.artifacts.manifest import Name, Sha256
-from model_store.errors import InvalidInput
+from model_store.errors import InvalidInput, refuse_unreadable
 from service.auth.scopes import ADMIN_SCOPES, API_SCOPES, Scope
 from service.settings import PREFIX, SECRETS, Settings
 
@@ -150,12 +150,8 @@ def _read_digests(name: str, secret: SecretStr | None) -> list[str]:
 
 
 def read_key_file(variable: str, file: Path) -> str:
-    try:
-        with file.open("rb") as stream:
-            content = stream.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        reason = error.strerror or "an error"
-        raise InvalidInput(variable, "a readable file", reason) from None
+    with refuse_unreadable(variable, "a readable file"), file.open("rb") as stream:
+        content = stream.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
         raise InvalidInput(variable, f"at most {MAX_FILE_BYTES} bytes", "more")
     return content.decode("utf-8", "replace")

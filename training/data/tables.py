@@ -10,7 +10,7 @@ import pyarrow as pa
 from jaxtyping import Float32, Int64, Shaped
 
 from model_store.artifacts.manifest import LARGEST_ID, TextSpec
-from model_store.errors import InvalidInput, one_line
+from model_store.errors import InvalidInput, one_line, refuse_unreadable
 from model_store.sources.cells import Categories, Numbers, category_text
 from model_store.sources.columns import Columns, encode, fill_missing, presence
 from training import log
@@ -90,12 +90,9 @@ class TextRows:
 def _content(section: "DataSection", root: Path) -> bytes:
     assert section.tokenizer is not None
     path = resolve_path(root, section.tokenizer, "data.tokenizer")
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_TOKENIZER_BYTES + 1)
-    except OSError as error:
-        reason = error.strerror or "an error"
-        raise InvalidInput("data.tokenizer", f"a tokenizer.json at {path}", reason) from None
+    expected = f"a tokenizer.json at {path}"
+    with refuse_unreadable("data.tokenizer", expected), path.open("rb") as file:
+        return file.read(MAX_TOKENIZER_BYTES + 1)
 
 
 @dataclass(frozen=True, eq=False)
