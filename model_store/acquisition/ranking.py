@@ -152,11 +152,8 @@ async def race(
     draws are a random part of all draws, so the error shrinks by sqrt(1 - n / num_samples) (Cochran
     1977, "Sampling techniques", 2.6).
 
-    Returns:
-        the scores with all draws (`DROPPED_SCORE` for dropped rows), and their number.
-
-    Raises:
-        InvalidInput: for a row that the model cannot score.
+    Returns the scores with all draws (`DROPPED_SCORE` for dropped rows), and their number. Raise
+    InvalidInput for a row that the model cannot score.
     """
     assert choice.race is not None
     num_rows, k, num_samples = len(pool.ids), choice.k, choice.num_samples

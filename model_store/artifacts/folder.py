@@ -93,12 +93,7 @@ class Folder:
         return target.is_file() and target.resolve() == target
 
     def read(self, path: str, limit: int) -> bytes:
-        """Read a file, up to `limit` + 1 bytes.
-
-        Raises:
-            FileNotFoundError: if the file does not exist.
-            NotFound: if its folder is a symbolic link.
-        """
+        """Read a file, up to `limit` + 1 bytes. Raise NotFound if its folder is a symbolic link."""
         name = self._model_folder(path).name
         if (self.root / path).parent.is_symlink():
             raise NotFound("version", f"one of model {name}", "a symbolic link")

@@ -54,9 +54,7 @@ class Abstention:
     def threshold(self, num_flagged: int, risk: float) -> float:
         """Return the largest uncertainty at which the service still answers, or `NO_THRESHOLD`.
 
-        Args:
-            num_flagged: the number of flagged calibration rows (h above).
-            risk: the level, in (0, 1).
+        `num_flagged` is the number of flagged calibration rows (h above).
         """
         unflagged = len(self.uncertainty) - num_flagged
         uncertainty, is_wrong = self.uncertainty[:unflagged], self.is_wrong[:unflagged]

@@ -32,11 +32,7 @@ MAX_TIMINGS, MAX_TIMING_S = 5, 0.1  # to measure the time per row
 
 class Encoder:
     def __init__(self, content: bytes, spec: EncoderSpec, row_size: int, threads: int = 0) -> None:
-        """Load an encoder graph. With `threads=0`, use one thread per available processor.
-
-        Raises:
-            GraphError: if the graph is not an encoder for rows of this size.
-        """
+        """Load an encoder graph. With `threads=0`, use one thread per available processor."""
         self.spec = spec
         load_graph(ENCODER, content, {INPUT}, {OUTPUT})
         threads = threads or processors()

@@ -144,11 +144,8 @@ class Model:
     ) -> Prediction:
         """Compute scores and p-values from the network's outputs.
 
-        Args:
-            outputs: of each draw and row.
-            density: the scores of the density detectors.
-            priors: class shares of the rows (`model_store.conformal.label_shift`), if the version
-                supports them. Detectors use the unchanged outputs.
+        `priors` are the class shares of the rows (`model_store.conformal.label_shift`), if the
+        version supports them. Detectors use the unchanged outputs.
         """
         num_draws, predictive = len(outputs), self.predictive
         calibrated = self.calibration.calibrated_draws(num_draws)

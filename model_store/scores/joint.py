@@ -185,15 +185,10 @@ def _entropies(probs: Float64[np.ndarray, "N C *K"]) -> Float64[np.ndarray, "N *
 def greedy(
     joint: BatchBald, order: Int64[np.ndarray, "N"], k: int, pause: Pause = no_pause
 ) -> list[tuple[int, float]]:
-    """Greedily select rows by their gain given the previously selected rows.
+    """Greedily select k rows by their gain given the previously selected rows.
 
-    Args:
-        joint: the candidates, none of which is selected.
-        order: all rows; the first of rows with equal gains is selected.
-        k: the number of rows to select, up to the number of candidates.
-
-    Returns:
-        the rows in the order of selection, and their gains.
+    Among rows with equal gains, the first in `order`, which contains all rows, is selected. Returns
+    the rows in the order of selection, and their gains.
     """
     bound = joint.candidates.gain.copy()
     selection: list[tuple[int, float]] = []

@@ -46,10 +46,7 @@ def check_tensor(
 ) -> np.ndarray:
     """Return a tensor after checking its type, shape and range.
 
-    A 0 in `shape` stands for any length above 0.
-
-    Raises:
-        ValueError: if the tensor is missing or invalid.
+    A 0 in `shape` stands for any length above 0. Raise ValueError if the tensor is invalid.
     """
     tensor = tensors.get(name)
     if (

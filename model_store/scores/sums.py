@@ -149,14 +149,10 @@ class Average:
     def jackknife_bias(
         self, loss: Float64[np.ndarray, "*shape G"]
     ) -> Float64[np.ndarray, "*shape"]:
-        """Estimate a score's downward bias to first order.
+        """Estimate the size of a score's downward bias to first order.
 
-        Args:
-            loss: decrease of the score without each group; terms with mean 0 over draws can be
-                omitted.
-
-        Returns:
-            the size of the bias, 0 or more.
+        `loss` is the decrease of the score without each group. Terms with mean 0 over draws can be
+        omitted.
         """
         bias: np.ndarray = np.add.reduce(loss * (1.0 - self.num_draws_G / self.num_draws), axis=-1)
         return np.maximum(bias, 0.0)

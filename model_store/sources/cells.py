@@ -164,10 +164,8 @@ def parse_plain(text: str) -> float:
 def parse_number(text: str, style: NumberStyle) -> float:
     """Parse a formatted number with an optional sign.
 
-    Accounting formats, such as (5) and 5-, are also accepted for -5.
-
-    Raises:
-        ValueError: for other text.
+    Accounting formats, such as (5) and 5-, are also accepted for -5. Raise ValueError for other
+    text.
     """
     trimmed = "" if len(text) > MAX_CHARACTERS else text.translate(_TO_PLAIN).strip()
     if style.sign == ":":

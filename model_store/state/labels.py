@@ -176,7 +176,8 @@ def accept(
 ) -> Accepted:
     """Store labels in one transaction, ignoring known ones. Their ids must be unique.
 
-    Raise Conflict if a label contradicts an earlier row or label. `key` names the API key.
+    `key` is the name of the request's API key. Raise Conflict if a label contradicts an earlier row
+    or label.
     """
     now, outcomes = time.time(), Counter[str]()
     with database.writing() as connection:

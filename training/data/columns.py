@@ -91,10 +91,8 @@ def read_column(
     """Read a column as numbers, times or categories.
 
     If `kind` is None, text becomes times if every value is a time, and categories otherwise.
-    Integers that float64 cannot represent become categories.
-
-    Raises:
-        InvalidInput: if a value does not match the kind, or the type is not supported.
+    Integers that float64 cannot represent become categories. Raise InvalidInput if a value does not
+    match the kind, or the type is not supported.
     """
     column = table.column(name)
     column_kind, text = column_type(column), as_text(column)

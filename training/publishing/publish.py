@@ -94,8 +94,7 @@ def publish(
 def check_gate(recipe: Recipe, data: Dataset, store: ModelStore, name: str, draft: Draft) -> None:
     """Compare a draft with the version that the gate's alias refers to, if any.
 
-    Raises:
-        GateError: if the draft is significantly worse, or the versions cannot be compared.
+    Raise GateError if the draft is significantly worse, or the versions cannot be compared.
     """
     gate = recipe.gate
     assert gate is not None
