@@ -118,10 +118,11 @@ class CategoricalColumn(Record):
     missing: bool | None = None
 
 
-# Fields of columns that do not affect the encoding
-DESCRIPTIVE_FIELDS: set[str] = {"usual", "mostly", "missing"}
-# Fields of the input that only apply to files
-FILE_FIELDS: set[str] = {"missing_values", "id_column", "ignored"}
+# Fields of the input that do not affect the encoding: descriptions of columns, options of files
+NOT_ENCODING: dict[str, Any] = {
+    "columns": {"__all__": {"usual", "mostly", "missing"}},
+    **dict.fromkeys(("missing_values", "id_column", "ignored"), True),
+}
 Cycle = Literal["year", "week", "day"]
 
 

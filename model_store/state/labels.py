@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float32
 
-from model_store.artifacts.manifest import DESCRIPTIVE_FIELDS, FILE_FIELDS, TOKENIZER, Manifest
+from model_store.artifacts.manifest import NOT_ENCODING, TOKENIZER, Manifest
 from model_store.errors import Conflict, InvalidInput
 from model_store.state.database import FILE, Database, as_state_errors, may_be_damaged
 
@@ -91,17 +91,12 @@ class LabelledRows:
 
 
 def row_format(manifest: Manifest) -> str:
-    """Compute a digest of a version's input encoding. Rows of different formats cannot be mixed."""
-    files = dict.fromkeys(FILE_FIELDS, True)
-    spec = manifest.input.model_dump(
-        mode="json",
-        exclude={
-            "minimum": True,
-            "maximum": True,
-            "columns": {"__all__": DESCRIPTIVE_FIELDS},
-            **files,
-        },
-    )
+    """Compute a digest of a version's input encoding.
+
+    Rows with different digests cannot be mixed.
+    """
+    exclude = {"minimum": True, "maximum": True, **NOT_ENCODING}
+    spec = manifest.input.model_dump(mode="json", exclude=exclude)
     tokenizer = manifest.files[TOKENIZER].sha256 if TOKENIZER in manifest.files else None
     return sha256(json.dumps([spec, tokenizer], sort_keys=True).encode()).hexdigest()[:32]
 

@@ -6,18 +6,12 @@ Splits are random. A recipe can also split by class, by group or by time.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b, sha256
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64, Shaped, UInt8
 
-from model_store.artifacts.manifest import (
-    DESCRIPTIVE_FIELDS,
-    FILE_FIELDS,
-    ImageSpec,
-    InputSpec,
-    TextSpec,
-)
+from model_store.artifacts.manifest import NOT_ENCODING, ImageSpec, InputSpec, TextSpec
 from model_store.errors import InvalidInput
 from model_store.sources.columns import Columns
 
@@ -283,11 +277,7 @@ class Dataset:
         )
 
     def digest(self) -> str:
-        excluded: dict[str, Any] = {
-            "columns": {"__all__": DESCRIPTIVE_FIELDS},
-            **dict.fromkeys(FILE_FIELDS, True),
-        }
-        spec = self.input.model_dump(exclude=excluded)
+        spec = self.input.model_dump(exclude=NOT_ENCODING)
         digest = sha256(repr((spec, self.classes)).encode())
         for rows in (self.train, self.test):
             digest.update(np.ascontiguousarray(rows.x).data)
