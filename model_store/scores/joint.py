@@ -132,7 +132,7 @@ class BatchBald:
         total_S_1 = weights_S_K.sum(axis=1, keepdims=True)
         self._weights_S_K = weights_S_K / np.maximum(total_S_1, MIN_PROBABILITY)
         self._mass_S = mass_S
-        self._merged = tuple(map(_to_float32, _merge(self._weights_S_K, mass_S)))
+        self._merged = _merge(self._weights_S_K, mass_S)
         # Rows for which `bound` takes some milliseconds
         self.step = max(1, STEP_NUMBERS // (self._classes * self.num_draws))
 
@@ -163,18 +163,16 @@ def _products(
 
 def _merge(
     weights_S_K: Float64[np.ndarray, "S K"], mass_S: Float64[np.ndarray, "S"]
-) -> tuple[Float64[np.ndarray, "M K"], Float64[np.ndarray, "M"]]:
+) -> tuple[Float32[np.ndarray, "M K"], Float32[np.ndarray, "M"]]:
     draw_S = weights_S_K.argmax(axis=1)
     order = np.argsort(draw_S, kind="stable")
     starts = np.flatnonzero(np.diff(draw_S[order], prepend=-1))
     mass_M = np.add.reduceat(mass_S[order], starts)
     joint_M_K = np.add.reduceat((weights_S_K * mass_S[:, None])[order], starts)
-    return joint_M_K / np.maximum(mass_M, MIN_PROBABILITY)[:, None], mass_M
-
-
-def _to_float32(probs: Float64[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*shape"]:
-    rounded: np.ndarray = np.where(probs < MIN_FLOAT32_PROBABILITY, 0.0, probs).astype(np.float32)
-    return rounded
+    weights_M_K = joint_M_K / np.maximum(mass_M, MIN_PROBABILITY)[:, None]
+    for probs in (weights_M_K, mass_M):
+        probs[probs < MIN_FLOAT32_PROBABILITY] = 0.0
+    return weights_M_K.astype(np.float32), mass_M.astype(np.float32)
 
 
 def _entropies(probs: Float64[np.ndarray, "N C *K"]) -> Float64[np.ndarray, "N *K"]:

@@ -22,6 +22,7 @@ import onnx
 from onnx import helper, numpy_helper
 from onnx.helper import make_node
 
+from model_store.inference.graphs import extract_subgraph
 from model_store.inference.runtime import Runtime
 from model_store.scores.classification import Scores, predictive_scores, predictive_sums
 from training.data import Rows
@@ -123,23 +124,17 @@ def _with_nodes(
 ) -> bytes:
     """Replace a model's nodes, add constants, and remove anything unused."""
     graph = model.graph
-    needed = {output.name for output in graph.output}
-    needed_nodes: list[onnx.NodeProto] = []
-    for node in reversed(nodes):
-        if needed.intersection(node.output):
-            needed_nodes.insert(0, node)
-            needed.update(node.input)
     del graph.node[:]
-    graph.node.extend(needed_nodes)
-    tensors = [t for t in graph.initializer if t.name in needed and t.name not in added]
-    tensors += [
-        numpy_helper.from_array(np.asarray(a), name) for name, a in added.items() if name in needed
-    ]
+    graph.node.extend(nodes)
+    tensors = [tensor for tensor in graph.initializer if tensor.name not in added]
+    tensors += [numpy_helper.from_array(np.asarray(a), name) for name, a in added.items()]
     del graph.initializer[:]
     graph.initializer.extend(tensors)
     model.opset_import.append(helper.make_opsetid(FUSED, 1))
-    onnx.checker.check_model(model)
-    return bytes(model.SerializeToString())
+    inputs, outputs = ([value.name for value in part] for part in (graph.input, graph.output))
+    pruned = extract_subgraph(model, inputs, outputs)
+    onnx.checker.check_model(pruned)
+    return bytes(pruned.SerializeToString())
 
 
 def quantisation_error(

@@ -282,15 +282,13 @@ class Run:
             self.written = time.monotonic()
         return metrics
 
-    def _validation_noise(self) -> Tensor:
+    def _validate(self) -> Float64[Tensor, "N S"]:
+        likelihood = self.model.likelihood
         # All draws are equal before the Laplace approximation.
         is_fixed = isinstance(self.recipe.posterior, Laplace) and self.laplace is None
         draws = 1 if is_fixed else VALIDATION_DRAWS
         key = (self.recipe.seed, Stream.VALIDATION_NOISE)
-        return noise(self.model.posterior, draws, *key, device=self.device)
-
-    def _validate(self) -> Float64[Tensor, "N S"]:
-        likelihood, eps = self.model.likelihood, self._validation_noise()
+        eps = noise(self.model.posterior, draws, *key, device=self.device)
         self.model.eval()
         rows = max_rows_for(likelihood, len(eps))
         parts = [
