@@ -81,7 +81,9 @@ def export(
         outputs += [WEIGHTS, WEIGHT_OUTPUTS]
         inputs[WEIGHT_NOISE] = torch.zeros(draws, joint.posterior.noise_dimension)
         axes[WEIGHT_NOISE] = {0: torch.export.Dim(f"weight_{DRAWS}")}
-    module = _Outputs(network, with_terms, joint)
+    module: nn.Module = network
+    if with_terms or joint is not None:
+        module = _Outputs(network, with_terms, joint)
     exported = export_graph(module, tuple(inputs.values()), axes, outputs)
     _add_features(exported, outputs[0])
     if joint is not None:  # no weights are drawn by default
