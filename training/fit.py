@@ -153,41 +153,50 @@ def fit(
         if graph is not None:
             encoding = make_encoding(graph, data, splits.train, folder, start)
             splits = encoding.encode(splits, quiet)
-        fits = _Fits(recipe, data, splits, device, start, encoding)
-        transform, choice = fits.choose_transform(folder)
-        slope = mean_log_slope(transform, splits.validation.y)
-        splits = transform_splits(splits, transform)
-        run = fits.begin(splits, folder)
-        _announce(run, start)
-        model = run.fit(quiet, callback)
-        if run.progress.history:
-            run.plot()
-        if fits.has_linear_model:
-            fit_linear(model, splits.train)
-            share = choose_share(model, splits.validation)
-            log.info("a linear model has %.0f %% of the draws", 100.0 * share)
-        temperature = temper(model, recipe, splits.validation)
-        provenance = run_provenance(run, splits, slope)
-        log.info("stopped %s%s", provenance.stopped, advise(run.stopped()))
-        if recipe.training.early_stopping == "refit":
-            model, facts = fits.refit(run, splits, folder, quiet, callback)
-            provenance = provenance.model_copy(update=facts)
-    for diagnostics in (provenance.convergence, provenance.laplace):
-        if diagnostics is not None:
-            log.info("%s", diagnostics["summary"])
-    facts = {"target_transform": choice, "temperature": temperature}
-    provenance = provenance.model_copy(update={k: v for k, v in facts.items() if v is not None})
-    return Fitted(model, recipe, data, splits, provenance, transform, encoding, folder)
+        steps = _FitSteps(recipe, data, splits, device, start, encoding, folder, quiet, callback)
+        return steps.fit()
 
 
 @dataclass(frozen=True, eq=False)
-class _Fits:
+class _FitSteps:
     recipe: Recipe
     data: Dataset
     splits: Splits  # with targets in their original units
     device: torch.device
     start: Parent | None
     encoding: Encoding | None
+    folder: Path
+    quiet: bool
+    callback: Callback | None
+
+    def fit(self) -> Fitted:
+        recipe = self.recipe
+        transform, choice = self.choose_transform()
+        splits = transform_splits(self.splits, transform)
+        run = self.begin(splits, self.folder)
+        _announce(run, self.start)
+        model = run.fit(self.quiet, self.callback)
+        if run.progress.history:
+            run.plot()
+        if self.has_linear_model:
+            fit_linear(model, splits.train)
+            share = choose_share(model, splits.validation)
+            log.info("a linear model has %.0f %% of the draws", 100.0 * share)
+        facts: dict[str, Any] = {"target_transform": choice}
+        facts["temperature"] = temper(model, recipe, splits.validation)
+        slope = mean_log_slope(transform, self.splits.validation.y)
+        provenance = run_provenance(run, splits, slope)
+        log.info("stopped %s%s", provenance.stopped, advise(run.stopped()))
+        if recipe.training.early_stopping == "refit":
+            model, changes = self.refit(run, splits)
+            facts |= changes
+        for diagnostics in (provenance.convergence, provenance.laplace):
+            if diagnostics is not None:
+                log.info("%s", diagnostics["summary"])
+        facts = {name: fact for name, fact in facts.items() if fact is not None}
+        provenance = provenance.model_copy(update=facts)
+        rest = transform, self.encoding, self.folder
+        return Fitted(model, recipe, self.data, splits, provenance, *rest)
 
     def begin(self, splits: Splits, folder: Path, recipe: Recipe | None = None) -> Run:
         section = self.recipe.data
@@ -214,9 +223,7 @@ class _Fits:
         is_table = bool(self.data.columns) and self.encoding is None
         return is_table and isinstance(self.recipe.posterior, BatchEnsembleMethod)
 
-    def refit(
-        self, run: Run, splits: Splits, folder: Path, quiet: bool, callback: Callback | None
-    ) -> tuple[BayesianModel, dict[str, Any]]:
+    def refit(self, run: Run, splits: Splits) -> tuple[BayesianModel, dict[str, Any]]:
         """Refit on training and validation rows, up to the first fit's best epoch.
 
         Returns the model and the changes to its provenance.
@@ -226,17 +233,17 @@ class _Fits:
         changes["final_learning_rate"] = self.recipe.learning_rate
         recipe = self.recipe.model_copy(update={"training": settings.model_copy(update=changes)})
         rows = join(splits.train, splits.validation)
-        folder = folder / REFIT
+        folder = self.folder / REFIT
         folder.mkdir(exist_ok=True)
         log.info("fitting again on training and validation rows, for %s epochs", epochs)
         second = self.begin(replace(splits, train=rows), folder, recipe)
         first_epochs = len(run.progress.history)
 
         def report(metrics: dict[str, float | int]) -> None:
-            if callback is not None:
-                callback({**metrics, "epoch": first_epochs + metrics["epoch"], "refit": 1})
+            if self.callback is not None:
+                self.callback({**metrics, "epoch": first_epochs + metrics["epoch"], "refit": 1})
 
-        model = second.fit(quiet, report)
+        model = second.fit(self.quiet, report)
         if self.has_linear_model:
             fit_linear(model, rows)
             model.posterior.linear_draws = run.model.posterior.linear_draws
@@ -248,7 +255,7 @@ class _Fits:
         }
         return model, facts
 
-    def choose_transform(self, folder: Path) -> tuple[Transform | None, TransformChoice | None]:
+    def choose_transform(self) -> tuple[Transform | None, TransformChoice | None]:
         """Choose the target transform by the parent, the recipe or short trial fits.
 
         The best transform has the highest log-likelihood of validation rows in the target's units.
@@ -268,7 +275,7 @@ class _Fits:
         log.info("comparing target transforms (%s) by short fits", ", ".join(transforms))
         likelihoods, errors = {}, {}
         for name, transform in transforms.items():
-            trial = folder / f"{SHORT_FITS}{name}"
+            trial = self.folder / f"{SHORT_FITS}{name}"
             likelihoods[name], errors[name] = self._held_out(transform, trial)
         y = self.splits.validation.y.astype(np.float64)
         max_error = 2.0 * float(np.sqrt(np.square(y - self.splits.train.y.mean()).mean()))

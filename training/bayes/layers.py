@@ -67,6 +67,7 @@ class ForwardContext:
 
     def clear(self) -> None:
         self.theta, self.std, self.kl, self.start = {}, None, None, None
+        self.num_draws = 1  # an export leaves a symbolic number, which cannot be copied
 
 
 @dataclass(eq=False)
