@@ -53,11 +53,7 @@ STATUS = Path("/proc/self/status")  # Linux only
 def processors(
     cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
 ) -> int:
-    """Return the number of processors available to this process.
-
-    `cgroups` is the mount point of the cgroups, which limit containers and services. The file `own`
-    contains the paths of this process's cgroups.
-    """
+    """Return the number of processors that the affinity and cgroups of this process allow."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     available = len(affinity(0)) if affinity else os.cpu_count() or 1
     limits = [_cpu_limit(folder) for folder in _cpu_cgroups(cgroups, own)]

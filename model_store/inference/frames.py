@@ -71,7 +71,8 @@ def predict(
 ) -> Prediction:
     """Predict all rows of an array or DataFrame with the same draws.
 
-    `names` are X's column names. If `num_samples` is None, the model's default applies.
+    `names` are X's column names. If `num_samples` is None, the model's default applies. Raise
+    InvalidInput for an invalid row, column or option.
     """
     if len(X) == 0:
         raise InvalidInput(FIELD, "at least one row", "none")
@@ -102,7 +103,7 @@ def decide_as_served(
     """Make the decisions that the service would make with its default options.
 
     The default `fpr` is 0.05, or the smallest that the model supports if that is larger. If the
-    model has groups, all rows belong to an unknown group.
+    model has groups, all rows belong to an unknown group. Raise InvalidInput for an invalid rate.
     """
     manifest, smallest = model.manifest, model.calibration.smallest_fpr
     fpr = max(DEFAULT_FPR, smallest) if fpr is None else fpr

@@ -80,10 +80,7 @@ class PreflightProcess(ChildProcess):
 
 
 def check_version(store: ModelStore, name: str, version: str) -> None:
-    """Check a version in a new preflight process. Raise BrokenArtifact if it cannot be served.
-
-    `version` can be an alias.
-    """
+    """Check a version or alias in a new process. Raise NotFound, or BrokenArtifact if it fails."""
     manifest = store.manifest(name, store.resolve(name, version))
     with closing(PreflightProcess()) as process, closing(store.storage.lease(manifest)) as lease:
         failure = process.run(lease.root, name, manifest.version, TIMEOUT_S)

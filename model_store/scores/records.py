@@ -44,9 +44,9 @@ def check_tensor(
     low: float = -LARGEST,
     high: float = LARGEST,
 ) -> np.ndarray:
-    """Return a tensor after checking its type, shape and range.
+    """Check a tensor's type, shape and range. Raise ValueError if it is missing or invalid.
 
-    A 0 in `shape` stands for any length above 0. Raise ValueError if the tensor is invalid.
+    A 0 in `shape` stands for any length above 0.
     """
     tensor = tensors.get(name)
     if (

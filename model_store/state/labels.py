@@ -91,10 +91,7 @@ class LabelledRows:
 
 
 def row_format(manifest: Manifest) -> str:
-    """Compute a digest of a version's input encoding.
-
-    Rows with different digests cannot be mixed.
-    """
+    """Compute a digest of a version's input encoding. Rows of different formats cannot be mixed."""
     exclude = {"minimum": True, "maximum": True, **NOT_ENCODING}
     spec = manifest.input.model_dump(mode="json", exclude=exclude)
     tokenizer = manifest.files[TOKENIZER].sha256 if TOKENIZER in manifest.files else None
@@ -171,8 +168,7 @@ def accept(
 ) -> Accepted:
     """Store labels in one transaction, ignoring known ones. Their ids must be unique.
 
-    `key` is the name of the request's API key. Raise Conflict if a label contradicts an earlier row
-    or label.
+    Raise Conflict if a label contradicts an earlier row or label. `key` names the API key.
     """
     now, outcomes = time.time(), Counter[str]()
     with database.writing() as connection:
