@@ -38,7 +38,9 @@ class Measure:
 
 class Learner:
     def __init__(self, recipe: Recipe, data: Dataset, seed: int, device: torch.device) -> None:
-        self.recipe = with_knots(recipe, data, data.train.x)  # knots need no labels
+        network = recipe.network.model_copy(update={"max_inputs": None})  # it would use labels
+        recipe = recipe.model_copy(update={"network": network})
+        self.recipe = with_knots(recipe, data, data.train)  # knots need no labels
         self.data, self.seed, self.device = data, seed, device
         self.x = torch.from_numpy(data.train.x)
         self.y = torch.from_numpy(data.train.y)
