@@ -25,7 +25,8 @@ from model_store.inference.model import NEEDED, Model
 from training import recipe as recipes
 from training.bayes.hypernetwork import HypernetworkPosterior
 from training.bayes.network import BayesianModel
-from training.data import Dataset, Rows, SplitSizes, load, split, split_sizes
+from training.data import load
+from training.data.rows import Dataset, Rows, SplitSizes, split, split_sizes
 from training.fit import Fitted, publish, temper
 from training.fitting.laplace import fit_laplace
 from training.methods import Laplace

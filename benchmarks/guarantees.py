@@ -23,7 +23,7 @@ from model_store.inference.model import Model
 from model_store.scores.classification import Scores
 from model_store.scores.tasks import AnyScores
 from training.calibration.calibrate import by_detector, nonconformity
-from training.data import Rows
+from training.data.rows import Rows
 from training.scoring import served_scores
 
 RATES = (0.01, 0.05, 0.2)

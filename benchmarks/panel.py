@@ -39,10 +39,10 @@ from model_store.conformal.rank_tables import mass_above
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.classification import Scores
 from training.bayes.members import MixturePosterior
-from training.data import Dataset, load
+from training.data import load
 from training.data.findings import inspect_source
 from training.data.plan import make_plan
-from training.data.rows import hold_out
+from training.data.rows import Dataset, hold_out
 from training.fit import Fitted, fit, publish
 from training.recipe import Recipe
 from training.scoring import served_scores

@@ -35,7 +35,7 @@ from model_store.inference.model import Model
 from model_store.inference.noise import MAX_SEED, noise, standard_normal
 from model_store.scores.classification import Scores
 from training.bayes.posterior import Posterior
-from training.data import Rows, split, split_sizes
+from training.data.rows import Rows, split, split_sizes
 from training.evaluation.evaluate import EvaluationOptions, test_rows
 from training.evaluation.quality import (
     ServedPrediction,

@@ -20,8 +20,8 @@ from model_store.inference.model import Model
 from model_store.scores.classification import Scores
 from model_store.sources.images import image_row
 from training import recipe as recipes
-from training.data import Dataset, Rows
 from training.data.arrays import find_idx, read_idx
+from training.data.rows import Dataset, Rows
 from training.evaluation.evaluate import EvaluationOptions, evaluate_version
 from training.evaluation.outliers import OutlierSource, image_spec, sample_rows, scale_pixels
 from training.fit import Fitted, fit, publish

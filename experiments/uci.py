@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
-from training.data import Dataset, split_sizes
 from training.data.columns import Values
+from training.data.rows import Dataset, split_sizes
 from training.data.tables import Targets, encode_table
 from training.folders import data_root
 from training.recipe import Recipe

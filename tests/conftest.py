@@ -187,7 +187,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory, tables: Path) -> Path:
 @pytest.fixture(scope="session")
 def digits_rows() -> np.ndarray:
     """The 359 test rows of digits, (N, 64) float32 from 0 to 16."""
-    from training.data import digits
+    from training.data.arrays import digits
 
     return digits().test.x
 

@@ -27,7 +27,7 @@ from model_store.state.labels import (
 )
 from model_store.state.live import MIN_CONTROL_ROWS
 from training import log
-from training.data import Dataset, Rows, Splits, split, split_sizes
+from training.data.rows import Dataset, Rows, Splits, split, split_sizes
 from training.evaluation import evaluate
 from training.evaluation.metrics import Figure
 from training.evaluation.pairs import compare_figures, list_worse_metrics

@@ -21,8 +21,7 @@ from training import recipe as recipes
 from training.bayes.network import BayesianModel
 from training.bayes.posterior import noise
 from training.calibration.temperature import set_temperature
-from training.data import Dataset, Rows, Splits, split, split_sizes
-from training.data.rows import class_weights
+from training.data.rows import Dataset, Rows, Splits, class_weights, split, split_sizes
 from training.data.targets import fit_transform, kinds_for, mean_log_slope, transform_splits
 from training.fitting.encoding import ENCODED, Encoding, encoder_graph, make_encoding
 from training.fitting.laplace import check_trained

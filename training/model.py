@@ -13,7 +13,7 @@ from model_store.errors import InvalidInput
 from training import log
 from training.bayes.likelihoods import Categorical, Gaussian, Likelihood
 from training.bayes.network import BayesianModel
-from training.data import Dataset, Rows
+from training.data.rows import Dataset, Rows
 from training.methods import Blueprint
 from training.networks.architectures import (
     ARCHITECTURES,

@@ -19,7 +19,7 @@ from model_store.scores.sums import DrawSums
 from model_store.scores.tasks import AnyScores, get_predictive
 from model_store.scores.transforms import Transform
 from model_store.types import Task
-from training.data import Rows
+from training.data.rows import Rows
 from training.seeds import Stream, hash_key
 
 DRAW_COUNTS = (1, 2, 3, 5, 10, 20, 30, 50, 75, 100, 200, 500, 1000)

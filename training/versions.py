@@ -16,8 +16,9 @@ from model_store.artifacts.store import LATEST, Artifact, ModelStore
 from model_store.errors import InvalidInput, StoreError
 from model_store.sources.columns import Columns
 from training import silence
-from training.data import Dataset, load, renumber
+from training.data import load
 from training.data.cells import RawTable
+from training.data.rows import Dataset, renumber
 from training.recipe import Recipe, override
 
 if TYPE_CHECKING:

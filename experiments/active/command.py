@@ -13,7 +13,8 @@ from model_store.scores.tasks import PREDICTIVES
 from model_store.types import Task
 from training import log
 from training import recipe as recipes
-from training.data import Dataset, load
+from training.data import load
+from training.data.rows import Dataset
 from training.folders import data_root, hold, runs_folder
 from training.methods import Laplace
 from training.recipe import Recipe

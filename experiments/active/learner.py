@@ -17,8 +17,7 @@ from experiments.active.protocol import ActiveStream
 from training.bayes.likelihoods import Categorical
 from training.bayes.network import BayesianModel
 from training.bayes.posterior import noise
-from training.data import Dataset
-from training.data.rows import class_weights
+from training.data.rows import Dataset, class_weights
 from training.fitting.run import Diverged
 from training.fitting.steps import KLSchedule, Steps, adam, decay_rates
 from training.model import build, initialise, with_knots

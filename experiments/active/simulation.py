@@ -22,7 +22,7 @@ from model_store.acquisition.ranking import Pool, Scored, rank_pool
 from model_store.errors import InvalidInput
 from model_store.scores.joint import BatchBald, Candidates
 from model_store.scores.tasks import PREDICTIVES, AnyScores, race_scores
-from training.data import Dataset
+from training.data.rows import Dataset
 from training.progress import Bar
 from training.seeds import generator, hash_key
 

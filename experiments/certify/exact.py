@@ -20,7 +20,7 @@ from training import recipe as recipes
 from training.bayes.hypernetwork import HypernetworkPosterior
 from training.bayes.likelihoods import Gaussian
 from training.bayes.network import BayesianModel
-from training.data import Rows, Splits
+from training.data.rows import Rows, Splits
 from training.fitting.convergence import change_warning
 from training.fitting.run import Run, run_provenance
 from training.recipe import Recipe

@@ -21,7 +21,7 @@ from experiments.pages import first_seeds, panels
 from training.bayes.hamiltonian import split_r_hat
 from training.bayes.likelihoods import Gaussian
 from training.bayes.network import BayesianModel
-from training.data import Dataset, Rows
+from training.data.rows import Dataset, Rows
 from training.fit import fit
 from training.recipe import Recipe
 

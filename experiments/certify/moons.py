@@ -19,7 +19,7 @@ from experiments.measures import make_measured
 from experiments.pages import first_seeds, panels
 from training.bayes.hamiltonian import split_r_hat
 from training.bayes.network import BayesianModel
-from training.data import Dataset, Rows
+from training.data.rows import Dataset, Rows
 from training.fit import fit
 from training.recipe import Recipe
 

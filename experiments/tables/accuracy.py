@@ -12,7 +12,8 @@ import numpy as np
 
 from experiments.cells import Column, Measured, Target
 from experiments.measures import load_recipe, measure_fit
-from training.data import Dataset, load
+from training.data import load
+from training.data.rows import Dataset
 from training.folders import data_root
 from training.recipe import Recipe
 

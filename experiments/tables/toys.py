@@ -13,7 +13,7 @@ from experiments.cells import Column, Measured, Results, Target
 from experiments.measures import make_measured
 from experiments.pages import first_seeds, panels
 from training import recipe as recipes
-from training.data import Dataset, Rows
+from training.data.rows import Dataset, Rows
 from training.fit import fit
 from training.recipe import Recipe
 

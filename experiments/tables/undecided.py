@@ -17,7 +17,7 @@ from model_store.conformal.calibration import DEFAULT_FPR
 from model_store.conformal.rank_tables import RankTables
 from model_store.inference.model import Model
 from model_store.inference.prediction import Prediction
-from training.data import Rows
+from training.data.rows import Rows
 from training.evaluation.outliers import generated_sets
 from training.evaluation.quality import ServedPredictor
 from training.fit import fit

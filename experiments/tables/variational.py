@@ -16,8 +16,8 @@ from experiments.cells import Column, Measured, Results, Target
 from experiments.measures import IdxOutliers, load_recipe, make_measured
 from experiments.tables.detection import ROWS, draw_attacked, evaluated, read_fgsm
 from model_store.scores.classification import Scores
-from training.data import Rows
 from training.data.arrays import find_idx, read_idx
+from training.data.rows import Rows
 from training.fit import Fitted
 from training.folders import data_root
 

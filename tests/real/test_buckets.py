@@ -168,7 +168,7 @@ def run(*command, **environment):
 def test_the_commands_take_a_url(url, tmp_path, quick_recipe):
     """A fit, its report, a version calibrated again; and what the store's own commands say of
     them."""
-    from training.data import digits
+    from training.data.arrays import digits
 
     rows = digits().test
     np.savez(tmp_path / "rows.npz", x=rows.x.reshape(-1, 8, 8), y=rows.y)

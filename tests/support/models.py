@@ -11,7 +11,8 @@ from training.bayes.hypernetwork import HypernetworkPosterior
 from training.bayes.layers import Stochastic
 from training.bayes.likelihoods import Categorical
 from training.bayes.network import BayesianModel
-from training.data import load, split, split_sizes
+from training.data import load
+from training.data.rows import split, split_sizes
 from training.fit import Fitted, publish, temper
 from training.model import build, initialise
 from training.networks.architectures import mlp

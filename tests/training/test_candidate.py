@@ -27,7 +27,7 @@ HELD_OUT = 3  # labelled rows that are test rows
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory):
-    from training.data import digits
+    from training.data.arrays import digits
 
     folder = tmp_path_factory.mktemp("few")
     data = digits()
@@ -161,7 +161,7 @@ def test_without_state_there_is_nothing_to_do_and_wrong_options_are_named(work, 
 
 
 def test_bytes_stay_bytes_where_labelled_rows_are_such():
-    from training.data import Rows
+    from training.data.rows import Rows
     from training.fit import join
 
     pixels = Rows(np.zeros((2, 3), dtype=np.uint8), np.zeros(2, dtype=np.int64), np.arange(2))

@@ -9,7 +9,8 @@ from model_store.artifacts.store import ModelStore
 from model_store.errors import InvalidInput
 from tests.support.environment import working_in
 from tests.support.recipes import content_with, recipe_with, write_recipe
-from training.data import Dataset, Rows, Splits, digits
+from training.data.arrays import digits
+from training.data.rows import Dataset, Rows, Splits
 from training.fit import best_transform, fit, join, publish
 from training.fitting.run import CHECKPOINT, Run
 from training.recipe import validate

@@ -16,7 +16,8 @@ from model_store.inference.runtime import Runtime
 from model_store.scores.classification import Scores
 from model_store.scores.tasks import AnyScores
 from model_store.scores.transforms import Transform
-from training.data import MAX_GROUPS, Dataset, Rows
+from training.data.rows import Dataset, Rows
+from training.data.tables import MAX_GROUPS
 from training.data.targets import apply_transform
 from training.scoring import rows_per_draw_set, served_scores
 from training.seeds import ServedRows, hash_key

@@ -23,7 +23,7 @@ from torch import Tensor
 from training.bayes.likelihoods import Likelihood
 from training.bayes.network import BayesianModel
 from training.bayes.posterior import noise
-from training.data import Rows
+from training.data.rows import Rows
 from training.seeds import Stream
 from training.versions import TemperatureChoice
 

@@ -23,7 +23,7 @@ from model_store.state.labels import has_state
 from training import log, silence
 from training import recipe as recipes
 from training.commands import ROOT
-from training.data import load, split, split_sizes
+from training.data import load
 from training.data.cells import RawTable
 from training.data.findings import (
     Findings,
@@ -32,6 +32,7 @@ from training.data.findings import (
     similar_class_warnings,
 )
 from training.data.plan import Plan, make_plan, recipe_text, write_recipe
+from training.data.rows import split, split_sizes
 from training.folders import data_root, open_store
 from training.recipe import Recipe
 from training.sections import DataSection

@@ -19,34 +19,9 @@ from training import log
 from training.data.arrays import digits, idx, make_array_dataset, resolve_path
 from training.data.cells import RawTable, read_raw, typed_table
 from training.data.images import images
-from training.data.rows import (
-    Dataset,
-    Rows,
-    Splits,
-    SplitSizes,
-    is_image,
-    leave_out,
-    renumber,
-    row_digest,
-    split,
-    split_sizes,
-)
-from training.data.tables import MAX_GROUPS, TextRows, make_table_dataset
+from training.data.rows import Dataset, is_image, leave_out, row_digest
+from training.data.tables import TextRows, make_table_dataset
 from training.recipe import IMAGE_DENSITIES, Recipe
-
-__all__ = [
-    "MAX_GROUPS",
-    "Dataset",
-    "Rows",
-    "SplitSizes",
-    "Splits",
-    "is_image",
-    "leave_out",
-    "load",
-    "renumber",
-    "split",
-    "split_sizes",
-]
 
 CLASS_SOURCES = ("digits", "idx", "images")
 TABLES = ("csv", "parquet")

@@ -15,8 +15,8 @@ from model_store.errors import InvalidInput
 from model_store.inference.model import NEEDED, Model
 from model_store.inference.noise import MAX_SEED
 from training import log, silence
-from training.data import Dataset, Rows, leave_out, split, split_sizes
 from training.data.findings import describe_duplicates
+from training.data.rows import Dataset, Rows, leave_out, split, split_sizes
 from training.evaluation.metrics import LEVEL, RESAMPLES, Ends, Record
 from training.evaluation.outliers import OPTION, OutlierSource, generated_sets, sample_rows
 from training.evaluation.quality import (

@@ -19,7 +19,7 @@ from scipy import stats
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from training import log
-from training.data import Rows
+from training.data.rows import Rows
 from training.evaluation.evaluate import EvaluationOptions, check_options, load_data, test_rows
 from training.evaluation.metrics import (
     LEVEL,

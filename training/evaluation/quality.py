@@ -19,7 +19,7 @@ from model_store.scores.regression import MixtureScores
 from model_store.scores.tasks import AnyScores
 from training import log
 from training.calibration.calibrate import match_groups
-from training.data import Dataset, Rows
+from training.data.rows import Dataset, Rows
 from training.evaluation.metrics import (
     Ends,
     Figure,

@@ -29,7 +29,7 @@ from model_store.scores.tasks import PREDICTIVES
 from training.bayes.layers import WeightLayer
 from training.bayes.likelihoods import Gaussian, Likelihood
 from training.bayes.network import BayesianModel, Network
-from training.data import Rows
+from training.data.rows import Rows
 from training.export.exporter import DRAWS, ROWS, export_graph
 from training.export.served import ServedNetwork, served_network
 from training.networks.local import localise

@@ -25,7 +25,7 @@ from onnx.helper import make_node
 from model_store.inference.graphs import extract_subgraph
 from model_store.inference.runtime import Runtime
 from model_store.scores.classification import Scores, predictive_scores, predictive_sums
-from training.data import Rows
+from training.data.rows import Rows
 
 MIN_SIZE = 64  # inputs and outputs of a product; smaller ones stay in float32
 LEVELS = 127

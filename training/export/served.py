@@ -13,7 +13,7 @@ from training.bayes.layers import ScaledLayer
 from training.bayes.likelihoods import Likelihood
 from training.bayes.linalg import LinAlgError
 from training.bayes.network import BayesianModel, Network
-from training.data import Rows
+from training.data.rows import Rows
 from training.detectors import FOR_ANY_SHAPE, KINDS, Space
 from training.detectors.neighbours import Neighbours
 from training.detectors.spectrum import CHUNK_NUMBERS, MAX_LENGTH, Mahalanobis, Residual, Spectrum

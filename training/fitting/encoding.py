@@ -12,7 +12,7 @@ from model_store.artifacts.manifest import ENCODER, EncoderSpec
 from model_store.errors import InvalidInput, one_line
 from model_store.inference.encoder import Encoder
 from training import log
-from training.data import Dataset, Rows, Splits
+from training.data.rows import Dataset, Rows, Splits
 from training.export.encoders import EncoderInput, examine, file_graph, module_graph, serialise
 from training.model import standardisation
 from training.networks.architectures import call_factory, channels_first

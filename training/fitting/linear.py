@@ -17,7 +17,7 @@ from training.bayes.likelihoods import Categorical, Gaussian
 from training.bayes.members import MixturePosterior
 from training.bayes.network import CHUNK_ROWS, BayesianModel
 from training.calibration.temperature import max_rows_for
-from training.data import Rows
+from training.data.rows import Rows
 from training.networks.batch_ensemble import BatchEnsemble
 
 PRIOR = {0.0: 1, 0.25: 1, 0.5: 20, 0.75: 1}  # of the share, up to a constant

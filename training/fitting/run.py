@@ -24,7 +24,7 @@ from training.bayes.likelihoods import Categorical, Gaussian
 from training.bayes.network import CHUNK_ROWS, BayesianModel
 from training.bayes.posterior import noise
 from training.calibration.temperature import max_rows_for
-from training.data import Rows, Splits
+from training.data.rows import Rows, Splits
 from training.export.graphs import CHECKED_ROWS, check_exports
 from training.fitting.checkpoint import read_checkpoint, write_checkpoint
 from training.fitting.convergence import convergence

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from model_store.errors import InvalidInput
 from training.bayes.network import BayesianModel
-from training.data import Dataset
+from training.data.rows import Dataset
 from training.methods import DrawnMethod
 from training.model import initialise
 from training.networks.architectures import load_state

@@ -29,7 +29,7 @@ from jaxtyping import Float, Float64
 from model_store.artifacts.manifest import Description
 from model_store.scores.transforms import to_target
 from training import log
-from training.data import Rows, Splits
+from training.data.rows import Rows, Splits
 from training.evaluation.metrics import Figure, Mean, RootMean, class_figures, values
 from training.publishing.draft import Draft, GateError
 

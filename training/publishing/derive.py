@@ -23,8 +23,7 @@ from training.bayes.gaussian import GaussianPosterior
 from training.bayes.layers import WeightLayer
 from training.bayes.network import BayesianModel
 from training.calibration.calibrate import CategoryChoice
-from training.data import Dataset, split, split_sizes
-from training.data.rows import class_shares
+from training.data.rows import Dataset, class_shares, split, split_sizes
 from training.data.targets import transform_splits
 from training.fit import Fitted, temper
 from training.networks.networks import DrawnNetwork

@@ -41,7 +41,7 @@ from model_store.inference.preflight import PreflightProcess
 from model_store.inference.runtime import Runtime
 from training import log
 from training.calibration.calibrate import CategoryChoice, calibrate
-from training.data import Dataset, Rows
+from training.data.rows import Dataset, Rows
 from training.evaluation.metrics import Figure, values
 from training.evaluation.quality import Quality, measure
 from training.fitting.convergence import change_warning

@@ -28,8 +28,8 @@ from model_store.inference.model import NEEDED, Model
 from model_store.inference.training_rows import TrainingRows
 from training import log
 from training.calibration.calibrate import CategoryChoice
-from training.data import Dataset, Rows, load
-from training.data.rows import class_shares
+from training.data import load
+from training.data.rows import Dataset, Rows, class_shares
 from training.evaluation.pairs import list_worse_metrics
 from training.evaluation.quality import measure
 from training.export.graphs import export, joint_model, load_runtime, parity

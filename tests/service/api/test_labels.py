@@ -130,7 +130,7 @@ def test_labels_are_accepted_all_or_none_and_once(own, digits_rows):
 
 
 def test_control_rows_are_drawn_by_id_and_judge_the_version_that_set_them_aside(own, digits_rows):
-    from training.data import digits
+    from training.data.arrays import digits
 
     client, _ = own
     truth = digits().test.y

@@ -10,7 +10,7 @@ from model_store.inference.model import NEEDED, Model
 from tests.support.files import npy_bytes
 from tests.support.serving import serving
 from tests.support.tiny import publish
-from training.data import digits
+from training.data.arrays import digits
 
 ROWS = digits().test.x[:40].tolist()
 CLASSES = [str(digit) for digit in range(10)]

@@ -8,7 +8,7 @@ import pytest
 from tests.support.environment import working_in
 from tests.support.serving import open_client
 from training.__main__ import main
-from training.data import digits
+from training.data.arrays import digits
 
 FEW = 2  # ranking rows: no rate below 1 / 3, whose six digits are less than it
 

@@ -15,7 +15,7 @@ from tests.support.extremes import assert_extremes_are_answered_or_refused
 from tests.support.recipes import write_recipe
 from tests.support.serving import serving
 from training.__main__ import main
-from training.data import Rows
+from training.data.rows import Rows
 from training.scoring import draw_seed, served_prediction
 
 FITTED = {

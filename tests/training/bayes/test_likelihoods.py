@@ -9,7 +9,7 @@ from scipy import integrate, stats
 
 from model_store.scores.regression import log_density
 from training.bayes.likelihoods import Categorical, Gaussian, crps
-from training.data import Rows
+from training.data.rows import Rows
 from training.export.graphs import CHECKED_DETECTORS, PARITY_TOLERANCE, export, load_runtime, parity
 from training.export.served import fold, served_network
 from training.fitting.stopping import add_wrong_row

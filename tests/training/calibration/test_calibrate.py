@@ -8,7 +8,7 @@ from model_store.inference.model import detector_scores
 from model_store.inference.runtime import Runtime
 from model_store.scores.classification import predictive_scores, predictive_sums
 from training.calibration.calibrate import by_detector, calibrate
-from training.data import digits
+from training.data.arrays import digits
 from training.detectors import COMBINED
 from training.scoring import draw_counts, draw_seed, served_scores
 from training.seeds import hash_key

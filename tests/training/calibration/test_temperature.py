@@ -17,7 +17,7 @@ from training.calibration.temperature import (
     fit_temperature,
     set_temperature,
 )
-from training.data import Rows
+from training.data.rows import Rows
 from training.export.graphs import export
 from training.export.quantise import quantise_network
 from training.export.served import served_network

@@ -7,9 +7,10 @@ from PIL import Image
 
 from model_store.errors import InvalidInput
 from tests.support.files import npy_header, npz_bytes, parquet_bytes, zip_bytes
-from training.data import load, split, split_sizes
+from training.data import load
 from training.data.findings import inspect_source
 from training.data.plan import make_plan
+from training.data.rows import split, split_sizes
 from training.sections import DataSection
 
 ROWS = 60

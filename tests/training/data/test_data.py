@@ -8,8 +8,9 @@ from sklearn.datasets import load_digits
 
 from tests.support.recipes import get_recipe
 from tests.support.refusals import refused
-from training.data import Dataset, Rows, SplitSizes, digits, leave_out, load, split
-from training.data.arrays import read_idx
+from training.data import load
+from training.data.arrays import digits, read_idx
+from training.data.rows import Dataset, Rows, SplitSizes, leave_out, split
 
 
 def idx_bytes(array, shape=None, magic=None):

@@ -5,8 +5,9 @@ from tests.support.environment import working_in
 from tests.support.recipes import get_recipe
 from tests.support.refusals import refused
 from training.__main__ import main
-from training.data import Rows, Splits, load
+from training.data import load
 from training.data.findings import duplicate_warnings
+from training.data.rows import Rows, Splits
 
 RNG = np.random.default_rng(0)
 CLASSES = ["a", "b", "c", "d"]

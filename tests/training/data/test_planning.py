@@ -14,7 +14,6 @@ from tests.support.environment import working_in
 from tests.support.refusals import refused
 from training.__main__ import main
 from training.data import load as load_data
-from training.data import split, split_sizes
 from training.data.findings import ColumnFinding, Findings, infer_task, inspect_source
 from training.data.plan import (
     BINS,
@@ -25,6 +24,7 @@ from training.data.plan import (
     round_share,
     write_recipe,
 )
+from training.data.rows import split, split_sizes
 from training.recipe import load
 from training.sections import DataSection
 

@@ -6,8 +6,8 @@ import pytest
 
 from tests.support.recipes import content_with, recipe_with
 from tests.support.refusals import refused
-from training.data import SplitSizes, load, split, split_sizes
-from training.data.rows import Keys, default_test_fraction, hold_out
+from training.data import load
+from training.data.rows import Keys, SplitSizes, default_test_fraction, hold_out, split, split_sizes
 from training.recipe import Recipe
 
 NAMES = ("validation", "reference", "ranking")

@@ -10,7 +10,8 @@ from model_store.sources.columns import encode_objects, fill_missing
 from tests.support.recipes import get_recipe
 from tests.support.refusals import refused
 from training.commands import print_messages
-from training.data import load, split, split_sizes
+from training.data import load
+from training.data.rows import split, split_sizes
 from training.recipe import load as load_recipe
 from training.versions import load_unfitted
 

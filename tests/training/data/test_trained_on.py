@@ -3,8 +3,8 @@ import pytest
 
 from tests.support.recipes import get_recipe
 from tests.support.refusals import refused
-from training.data import load, split, split_sizes
-from training.data.rows import row_digest
+from training.data import load
+from training.data.rows import row_digest, split, split_sizes
 from training.publishing.derive import split_rows
 
 ROWS, SEEN = 200, 120

@@ -14,7 +14,7 @@ from tests.support.models import publish_unfitted
 from tests.support.recipes import recipe_with, write_recipe
 from training.__main__ import main
 from training.commands import print_messages
-from training.data import digits
+from training.data.arrays import digits
 from training.evaluation.evaluate import EvaluationOptions, load_data, write_report
 from training.evaluation.evaluate import test_rows as measured_rows
 from training.evaluation.quality import ServedPredictor, measure_set

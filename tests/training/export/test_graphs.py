@@ -11,7 +11,7 @@ from tests.support.environment import ROOT
 from tests.support.models import scale_model
 from training import recipe as recipes
 from training.bayes.flows import iaf, realnvp
-from training.data import Rows
+from training.data.rows import Rows
 from training.export.graphs import PARITY_TOLERANCE, ParityError, export, load_runtime, parity
 from training.export.served import fold, served_network
 from training.model import build, initialise

@@ -6,7 +6,7 @@ import torch
 from model_store.inference.runtime import Runtime
 from tests.support.models import scale_model
 from training.bayes.flows import realnvp
-from training.data import Rows
+from training.data.rows import Rows
 from training.export.graphs import CHECKED_DETECTORS, export
 from training.export.quantise import quantisation_error, quantise_network
 from training.export.served import fold, served_network

@@ -4,7 +4,8 @@ import torch
 
 from tests.support.recipes import recipe_with
 from tests.support.refusals import refused
-from training.data import digits, split, split_sizes
+from training.data.arrays import digits
+from training.data.rows import split, split_sizes
 from training.fitting import steps as steps_of_fits
 from training.fitting.run import Run
 from training.fitting.steps import augment, check_augmentation

@@ -8,7 +8,7 @@ import torch
 from experiments.certify.exact import METHODS, Problem, compare, exact, fit, recipe
 from training.bayes.diagnostics import active_units, bound
 from training.bayes.likelihoods import Categorical, Gaussian
-from training.data import Rows, Splits
+from training.data.rows import Rows, Splits
 from training.fitting import steps
 from training.fitting.convergence import change_warning, convergence, uncertainty_change
 from training.fitting.run import Run, run_provenance

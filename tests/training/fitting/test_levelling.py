@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.support.recipes import recipe_with
-from training.data import Rows, Splits
+from training.data.rows import Rows, Splits
 from training.fit import advise
 from training.fitting.run import Run
 from training.fitting.stopping import add_wrong_row, cooling_epochs, find_moving, get_patience

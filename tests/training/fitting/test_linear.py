@@ -9,7 +9,8 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from tests.support.recipes import recipe_with
 from training.bayes.posterior import noise
-from training.data import Rows, load
+from training.data import load
+from training.data.rows import Rows
 from training.export.graphs import export, load_runtime
 from training.export.served import served_network
 from training.fit import fit

@@ -19,7 +19,7 @@ from tests.support.environment import ROOT, environment_with
 from tests.support.recipes import write_recipe
 from tests.support.serving import wait_until
 from training.__main__ import main
-from training.data import Rows, Splits
+from training.data.rows import Rows, Splits
 from training.fitting.checkpoint import read_checkpoint, write_checkpoint
 from training.fitting.plots import plot_run
 from training.fitting.run import Run

@@ -6,7 +6,7 @@ from torch import nn
 
 from experiments.certify.exact import linear
 from training.bayes.likelihoods import SPEED
-from training.data import Rows, Splits
+from training.data.rows import Rows, Splits
 from training.fitting import run as fitting
 from training.fitting.run import Run
 from training.recipe import Recipe

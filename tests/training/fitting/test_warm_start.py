@@ -12,7 +12,8 @@ from tests.support.recipes import QUICK, get_recipe, recipe_with, write_recipe
 from tests.support.refusals import refused
 from training.__main__ import main
 from training.bayes.posterior import noise
-from training.data import Dataset, Rows, Splits, load
+from training.data import load
+from training.data.rows import Dataset, Rows, Splits
 from training.fitting.run import Run
 from training.fitting.warm_start import check_compatible, copy_weights
 from training.methods import METHODS, DrawnMethod

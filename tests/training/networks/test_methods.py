@@ -14,7 +14,7 @@ from model_store.scores.joint import BatchBald
 from model_store.scores.tasks import get_predictive
 from tests.support.recipes import recipe_with
 from training.bayes.posterior import noise
-from training.data import Rows
+from training.data.rows import Rows
 from training.detectors import FOR_ANY_SHAPE
 from training.export.graphs import (
     CHECKED_DETECTORS,

@@ -11,7 +11,7 @@ from model_store.errors import InvalidInput
 from tests.support.recipes import content_with, recipe_with
 from training.bayes.layers import ScaledLayer, Stochastic
 from training.bayes.posterior import noise
-from training.data import Dataset, Rows
+from training.data.rows import Dataset, Rows
 from training.fit import check_pixels
 from training.methods import METHODS
 from training.model import build, initialise

@@ -6,7 +6,7 @@ from model_store.inference.model import detector_scores
 from model_store.inference.noise import DRAW_INDEX
 from model_store.inference.runtime import MAX_DRAW_SET_BYTES
 from model_store.scores.classification import predictive_scores, predictive_sums
-from training.data import Rows
+from training.data.rows import Rows
 from training.detectors import FOR_ANY_SHAPE
 from training.export.graphs import export, load_runtime
 from training.export.served import served_network

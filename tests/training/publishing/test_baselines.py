@@ -10,7 +10,7 @@ from model_store.scores.regression import mixture_scores, mixture_sums
 from tests.support.recipes import recipe_with, write_recipe
 from training.__main__ import main
 from training.bayes.diagnostics import guess_nll
-from training.data import Rows, Splits
+from training.data.rows import Rows, Splits
 from training.evaluation.metrics import Mean, Share
 from training.evaluation.quality import Quality, disagreement
 from training.methods import METHODS

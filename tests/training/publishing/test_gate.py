@@ -11,8 +11,9 @@ from model_store.inference.model import NEEDED, Model
 from tests.support.recipes import get_recipe, recipe_with, write_recipe
 from tests.support.refusals import refused
 from training.__main__ import main
-from training.data import Rows, digits
 from training.data import load as data_of
+from training.data.arrays import digits
+from training.data.rows import Rows
 from training.evaluation.pairs import describe_loss
 from training.evaluation.quality import measure
 from training.publishing.draft import Draft, GateError

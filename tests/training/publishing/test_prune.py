@@ -14,7 +14,7 @@ from tests.support.refusals import refused
 from tests.support.serving import serving
 from training.__main__ import main
 from training.bayes.posterior import noise
-from training.data import Rows
+from training.data.rows import Rows
 from training.export.graphs import CHECKED_DETECTORS, export, load_runtime, parity
 from training.export.served import served_network
 from training.model import build, initialise
@@ -181,7 +181,7 @@ def test_the_published_weights_are_the_parent_s(folder):
 def test_a_pruned_version_is_served_and_a_row_gets_the_same_answer_alone_and_in_a_batch(
     folder, digits_rows
 ):
-    from training.data import digits
+    from training.data.arrays import digits
 
     labels = digits().test.y[:100]
     with serving(folder / "models") as (url, _):
@@ -196,7 +196,7 @@ def test_a_pruned_version_is_served_and_a_row_gets_the_same_answer_alone_and_in_
 
 
 def test_a_pruned_version_is_recalibrated_like_any_other(folder):
-    from training.data import digits
+    from training.data.arrays import digits
 
     np.savez(folder / "test.npz", x=digits().test.x.reshape(-1, 8, 8), y=digits().test.y)
     with working_in(folder):

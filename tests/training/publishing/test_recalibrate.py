@@ -11,7 +11,9 @@ from tests.support.environment import working_in
 from tests.support.recipes import get_recipe
 from tests.support.refusals import refused
 from training.__main__ import main
-from training.data import Dataset, Rows, digits, load, renumber
+from training.data import load
+from training.data.arrays import digits
+from training.data.rows import Dataset, Rows, renumber
 from training.publishing.derive import prune_version, split_rows
 from training.scoring import served_prediction
 from training.versions import open_parent
