@@ -115,7 +115,6 @@ def _version(store: ModelStore, text: str) -> tuple[str, str]:
 
 
 def _summary(store: ModelStore, name: str, version: str) -> list[str]:
-    """Summarize a version in lines named after the manifest's fields, without verifying files."""
     manifest = store.manifest(name, version)
     aliases = sorted(alias for alias, number in store.aliases(name).items() if number == version)
     fields = manifest.model_dump(mode="json", exclude=HIDDEN, exclude_none=True)

@@ -146,7 +146,6 @@ def _add_routes(app: FastAPI, context: Context) -> None:
 
 
 def _add_middleware(app: FastAPI, context: Context, tracing: Tracing | None) -> None:
-    """Add the middleware, innermost first."""
     settings, ring = context.settings, context.key_ring
     hosts, origins = settings.parse_allowed_hosts(), settings.parse_allowed_origins()
     integrations = installed_integrations().values()

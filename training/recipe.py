@@ -324,7 +324,6 @@ def _invalid_key(content: dict[str, Any], error: ValidationError, origin: str) -
 
 
 def _key_path(content: Any, error: Any) -> list[str]:
-    """Return the key path of an error, without the names of union members."""
     path = []
     for part in error["loc"]:
         is_key = isinstance(content, dict) and part in content

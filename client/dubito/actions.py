@@ -137,7 +137,6 @@ def _count_unknown(answer: Predictions) -> dict[str, int]:
 
 
 def _explain(answer: Predictions, n: int) -> str:
-    """Summarize the explanation for row `n` in one line."""
     head, tail = "explanation.detectors.", ".share"
     shares = {
         name.removeprefix(head).removesuffix(tail): array[n]
@@ -278,7 +277,6 @@ def push_labels(client: Client, options: argparse.Namespace) -> None:
 
 
 def _label_entries(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the `id`, `value` and optional `input` of each labelled line."""
     ids = set()
     for n, line in enumerate(_label_lines(path), start=1):
         values = {

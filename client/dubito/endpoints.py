@@ -400,7 +400,6 @@ def _shift_row(first: int, error: InvalidInput) -> InvalidInput:
 
 
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop all options that are None."""
     fields = {name: v for name, v in options.items() if v is not None}
     for name in fields.keys() & {"ids", "groups"}:
         if isinstance(fields[name], str):

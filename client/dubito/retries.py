@@ -165,7 +165,6 @@ def _describe(error: httpx.RequestError) -> str:
 
 
 def _find_proxy(url: httpx.URL) -> str | None:
-    """Return the proxy that the environment sets for a URL, without its credentials."""
     proxies = getproxies()
     text = proxies.get(url.scheme) or proxies.get("all")
     if text is None or proxy_bypass(url.netloc.decode()):

@@ -113,7 +113,6 @@ class Cache:
         return versions, saved.aliases
 
     def _find(self, folder: Path, manifest: Manifest) -> Lease | None:
-        """Lock and return a version's copy if it exists and is undamaged."""
         try:
             lease = self._lock(folder)
         except OSError:
@@ -232,7 +231,6 @@ class Cache:
 
     @contextmanager
     def _cleaning(self) -> Iterator[None]:
-        """Lock the list of copies and delete abandoned downloads on exit."""
         with locked(self.root / ".lock"):
             try:
                 yield

@@ -207,7 +207,6 @@ def check_url(url: str, field: str) -> None:
 
 
 def _reason(text: str) -> str:
-    """Summarize an error message from obstore, without its secrets."""
     if "169.254.169.254" in text or "metadata.google" in text or "credential" in text.lower():
         return NO_CREDENTIALS
     if "BadScheme" in text or "URL scheme is not allowed" in text:

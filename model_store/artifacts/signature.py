@@ -131,7 +131,6 @@ def _read_file(path: Path, field: str) -> bytes:
 
 
 def _load_key(content: bytes, load: Callable[[bytes], Any]) -> Any:
-    """Load a key, or return None if the file does not contain one."""
     from cryptography.exceptions import UnsupportedAlgorithm
 
     try:

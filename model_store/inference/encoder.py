@@ -69,7 +69,6 @@ class Encoder:
         return run_graph(self._row_session, [OUTPUT], {INPUT: x})[0]
 
     def _time_row(self, row: Float32[np.ndarray, "1 I"]) -> float:
-        """Measure the time to encode a row in seconds, as the minimum over several runs."""
         times: list[float] = []
         while len(times) < MAX_TIMINGS and sum(times) < MAX_TIMING_S:
             start = time.perf_counter()

@@ -153,7 +153,6 @@ def _normalise_encoding(encoding: str, field: str) -> str:
 
 
 def _detect_encoding(sample: bytes, file: io.BufferedIOBase) -> str:
-    """Detect a file's encoding from its first bytes, or by decoding the whole file."""
     if sample[:2] in MARKS:
         return MARKS[sample[:2]]
     if sample[:1000].count(0) > len(sample[:1000]) / 10:

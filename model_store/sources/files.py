@@ -72,7 +72,6 @@ def _path(info: zipfile.ZipInfo) -> str:
 
 
 def _is_of_system(path: str) -> bool:
-    """Check whether a member is a folder or was added by the operating system."""
     parts = path.split("/")
     return (
         parts[0] == "__MACOSX"

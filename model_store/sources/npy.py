@@ -48,7 +48,6 @@ def read_header(file: Any) -> Header:
 
 
 def _split_header(content: Content) -> tuple[Header, memoryview]:
-    """Split the content of an npy file into its header and data."""
     stream = io.BytesIO(memoryview(content)[:MAX_HEADER_BYTES])
     return read_header(stream), memoryview(content)[stream.tell() :]
 
@@ -112,7 +111,6 @@ class NpyFile(RowFile):
                 yield numbers.reshape(part.shape)
 
     def _load_array(self) -> np.ndarray:
-        """Memory-map an npy file, or parse its content without a copy."""
         if isinstance(self.source, Path):
             return np.lib.format.open_memmap(self.source, mode="r")
         (shape, fortran, dtype), data = _split_header(self.source)
@@ -188,7 +186,6 @@ class NpzFile(RowFile):
 
     @contextmanager
     def _member(self, name: str) -> Iterator[tuple[Any, tuple[int, ...], bool, np.dtype[Any]]]:
-        """Open an array in the archive and yield the open file and its header."""
         member = self._archive.getinfo(f"{name}.npy")
         with convert_zip_errors(self.WHOLE, self.field), self._archive.open(member) as file:
             try:

@@ -41,7 +41,6 @@ def read_table(source: Source, field: str, name: object) -> pa.Table:
 def _open_file(
     source: Source | io.RawIOBase, field: str, name: str = "", **options: Any
 ) -> Iterator[parquet.ParquetFile]:
-    """Open a Parquet file. Raise InvalidInput if it is damaged or not supported."""
     try:
         content = source if isinstance(source, io.RawIOBase) else as_file(source)
         with parquet.ParquetFile(content, **options) as file:

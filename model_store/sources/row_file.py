@@ -133,7 +133,6 @@ class RowFile(ABC):
         return False
 
     def _find_ids(self, names: list[str]) -> None:
-        """Find the row id column, which is `id` or the training data's id column."""
         self.id_column = next((name for name in (ID, self.spec.id_column) if name in names), None)
         self.has_ids = self.id_column is not None
 

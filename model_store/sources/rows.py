@@ -171,7 +171,6 @@ class RowReader:
         return x
 
     def _text(self, row: Any, field: str) -> Float32[np.ndarray, "I"]:
-        """Tokenize a string, a text file, or an object with one string."""
         assert self.spec.text is not None
         assert self.encoder is not None
         if isinstance(row, dict):
@@ -192,7 +191,6 @@ class RowReader:
                 raise InvalidInput(field, expected, "other text") from None
 
     def _image(self, row: Any, field: str) -> Float32[np.ndarray, "I"]:
-        """Decode an image, given as bytes or base64, to a flat row of pixels."""
         assert self.spec.image is not None
         content = image_content(row, field)
         image = open_image(content, field)

@@ -151,7 +151,6 @@ class Jobs:
         return jobs[0] if jobs else None
 
     def _select(self, condition: str, values: Sequence[Any] = ()) -> list[Job]:
-        """Return the jobs that meet a condition in SQL, newest first."""
         query = f"SELECT * FROM jobs WHERE {condition} ORDER BY rowid DESC"
         return [_job(row) for row in self._database.query(query, values)]
 

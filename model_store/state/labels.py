@@ -191,7 +191,6 @@ def _accept(
     key: str | None,
     now: float,
 ) -> str:
-    """Store a label and return whether it is new, known or replaced."""
     place = model, label.id
     acquired = connection.execute(
         "SELECT row, format FROM acquired WHERE model = ? AND id = ?", place

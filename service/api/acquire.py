@@ -144,7 +144,6 @@ async def post_acquire(request: Request) -> Response:
 async def _read_pool(
     context: Context, work: RowWork[AcquireRequest]
 ) -> tuple[Float32[np.ndarray, "N I"], list[str] | None]:
-    """Convert a pool to numbers and return its ids, if any."""
     call = work.call
     try:
         x = await to_numbers(context, work)
@@ -166,7 +165,6 @@ async def _rank(
     x: Float32[np.ndarray, "N I"],
     names: list[str] | None,
 ) -> dict[str, Any]:
-    """Rank a pool, store the ranked rows with `keep`, and return the answer."""
     call, envelope, loaded = work.call, work.envelope, work.loaded
     reservation, manifest = call.reservation, loaded.model.manifest
     acquisition, num_samples = choice.acquisition, choice.num_samples
@@ -309,7 +307,6 @@ def preview_rows(pool: RowFile, rows: list[int]) -> list[dict[str, Any]]:
 
 
 def _as_json(part: Part, row: int, is_text: bool) -> Any:
-    """Convert a row to JSON-serialisable values."""
     if isinstance(part, dict):
         return {name: _plain(values[row]) for name, values in part.items()}
     value = part[row]

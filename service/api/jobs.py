@@ -232,7 +232,6 @@ async def post_predict_job(request: Request, context: CurrentContext) -> Respons
 async def _accept(
     request: Request, context: Context, kind: Kind, envelope_kind: type[Any], field: str
 ) -> Response:
-    """Validate a request without running the model, then queue its job."""
     settings = context.settings
     call = RequestContext.from_request(request, settings.deadline_s)
     work = await read_work(context, call, envelope_kind, field, settings.max_pool_rows, is_job=True)
@@ -263,7 +262,6 @@ async def _accept(
 def _queue(
     context: Context, kind: Kind, work: RowWork[Any], names: list[str] | None, num_samples: int
 ) -> Job:
-    """Write a job's files and add the job to the queue."""
     settings, jobs = context.settings, Jobs(context.state)
     owner = key_name(work.call.request.scope) or ""
     client = owner or str(work.call.client)
@@ -287,7 +285,6 @@ def _queue(
 def _write_files(
     context: Context, work: RowWork[Any], names: list[str] | None, num_samples: int, folder: Path
 ) -> JobRequest:
-    """Write the request's rows, ids and groups to the job's folder."""
     envelope, model, rows, stamp = work.envelope, work.loaded.model, work.rows, None
     is_inline = isinstance(rows, np.ndarray)
     if isinstance(rows, np.ndarray):

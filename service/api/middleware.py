@@ -131,7 +131,6 @@ class Observe:
 
     @staticmethod
     def _new_record(scope: Scope) -> RequestRecord:
-        """Create a request's record, with its X-Request-ID if that is valid, or a new id."""
         started = time.perf_counter()
         ids = [value for name, value in scope["headers"] if name == b"x-request-id"]
         is_plain = len(ids) == 1 and _CLIENT_ID.fullmatch(ids[0])
@@ -204,7 +203,6 @@ def _check_origin(scope: Scope, hosts: frozenset[str] | None, origins: frozenset
 
 
 def _read_key(scope: Scope) -> bytes:
-    """Return the X-API-Key header or the bearer token, or b"" if there is neither."""
     key = b""
     for name, value in scope["headers"]:
         if name == b"x-api-key":

@@ -147,7 +147,6 @@ class OpenApiDocument:
 
 
 def _add_schemas(document: dict[str, Any]) -> None:
-    """Add the schemas for request bodies and errors."""
     _, generated = models_json_schema(
         [(kind, "validation") for kind in BODIES], ref_template=f"{SCHEMAS}{{model}}"
     )
@@ -158,7 +157,6 @@ def _add_schemas(document: dict[str, Any]) -> None:
 
 
 def _add_keys(document: dict[str, Any], routes: Sequence[APIRoute], api_is_open: bool) -> None:
-    """Describe the API keys and the scope that each route needs."""
     document["components"]["securitySchemes"] = {
         "bearer": {"type": "http", "scheme": "bearer"},
         "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},

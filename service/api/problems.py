@@ -133,7 +133,6 @@ def _invalid(error: Mapping[str, Any]) -> InvalidInput:
 
 
 async def _answer_routing_error(request: Request, error: Exception) -> Response:
-    """Respond to unknown paths (404) and methods (405)."""
     assert isinstance(error, HTTPException)
     if not request.scope[SCOPES_KEY]:
         return error_response(request.scope, Unauthorized(REALM))

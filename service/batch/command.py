@@ -232,7 +232,6 @@ class Progress:
 
 
 def _rank_parts(plan: Plan, out: Files, manifest: Manifest) -> dict[str, Any]:
-    """Rank the k best rows of all parts. Ties are broken by hash. Return an `/acquire` answer."""
     request, unknown = plan.request, Counter[str]()
     best: Any = None
     for shard in plan.shards:

@@ -132,7 +132,6 @@ def default_shard_rows(row_size: int, outputs: int) -> int:
 
 
 def _find_difference(old: Plan, new: Plan) -> str | None:
-    """Describe how two plans differ, or return None."""
     before, after = _request_fields(old.request), _request_fields(new.request)
     for name, value in before.items():
         if value != after[name]:

@@ -317,7 +317,6 @@ class JobPool(Pool):
     def _fill(
         self, rows: Int64[np.ndarray, "n"], num_draws: int, is_race: bool
     ) -> dict[str, np.ndarray]:
-        """Compute scores, and standard errors for a race."""
         job, request = self._job, self._job.request
         rows = self._rows[rows]
         draws = job.computation.draws(num_draws)

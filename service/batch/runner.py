@@ -145,7 +145,6 @@ class JobRunner:
                 logger.warning("job %s is cancelled: the key %s was removed", job.id, job.owner)
 
     def _fill(self, jobs: Jobs, slot: int) -> None:
-        """Start the next job in a slot if the slot is free."""
         with ExitStack() as stack:
             handle = stack.enter_context(jobs.slot(slot))
             job = None if handle is None else jobs.claim(slot)
@@ -162,7 +161,6 @@ class JobRunner:
             self._running.append(_Running(job, process, stack.pop_all(), time.monotonic()))
 
     def _yield_turns(self, jobs: Jobs) -> None:
-        """Interrupt long-running jobs if another client's job is next."""
         latest_start = time.monotonic() - limits.JOB_TURN_S
         for running in self._running:
             is_due = not running.is_yielding and running.start < latest_start
@@ -212,7 +210,6 @@ class JobRunner:
 
 
 def _start(settings: Settings, job: Job, slot: int) -> subprocess.Popen[bytes]:
-    """Start the job's process, which inherits the slot's lock."""
     environment = inherited_environment(is_trusted=True)
     assert settings.state is not None
     # Built first, because a process that waits for its options keeps the slot locked.

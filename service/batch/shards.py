@@ -156,7 +156,6 @@ class Worker:
         return to_parquet(to_table(columns, table_metadata(self.computation.about(unknown))))
 
     def _rank(self, shard: Shard, rejects: list[bytes]) -> bytes:
-        """Return the k best rows of the shard."""
         request = self.plan.request
 
         def compute(rows: Rows) -> tuple[dict[str, np.ndarray], np.ndarray]:

@@ -219,7 +219,6 @@ class Engine:
 
     # A separate method, so that its variables do not keep the last batch in memory.
     def _run_next(self) -> bool:
-        """Compute the next batch. Return False if the engine is closed and has no work."""
         with self._condition:
             self._await_work()
             if self._closed and not self._queue:
@@ -248,7 +247,6 @@ class Engine:
             self._condition.wait()
 
     def _next_batch(self) -> list[EngineWork]:
-        """Take the next micro-batch, or the next part of large work, from the queue."""
         turns, expired = self._queue.turns(), []
         while turns and turns[0].work.expire():
             expired.append(turns.pop(0))

@@ -117,7 +117,6 @@ class Drift:
             )
 
     def _is_new(self, digest: int) -> bool:
-        """Record a digest. Return False if it is among the recent digests."""
         is_new = digest not in self._recent
         self._recent[digest] = None
         self._recent.move_to_end(digest)

@@ -356,7 +356,6 @@ class Models:
     # Memory
 
     def _make_room(self) -> None:
-        """Unload the least recently used versions until the others fit in memory."""
         while True:
             with self._lock:
                 manifests = [loaded.model.manifest for loaded in self._loaded.values()]

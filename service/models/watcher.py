@@ -128,7 +128,6 @@ class Watcher:
             self.store_problem = None
 
     def _follow_all(self) -> bool:
-        """Follow the aliases of all models. Return False if some are unreadable."""
         names, is_complete = self.store.names(), True
         for name in names:
             try:
@@ -151,7 +150,6 @@ class Watcher:
         return is_complete
 
     def _follow(self, name: str, stored: Aliases) -> None:
-        """Move a model's aliases to their targets, skipping broken versions."""
         before, broken = self.models.aliases(name), self.models.errors(name)
         targets, unreadable = stored.versions, dict(stored.problems)
         if LATEST in before and LATEST not in targets:
@@ -180,7 +178,6 @@ class Watcher:
         self.models.set_aliases(name, aliases)
 
     def _try_load(self, name: str, alias: str, target: str, current: str | None) -> str | None:
-        """Load an alias's target. Return the version to serve, or None if nothing changes."""
         preflight = self.models.preflight(name, target)
         if preflight is not None and not preflight.done():
             self.has_pending_preflights = True

@@ -146,7 +146,6 @@ class Connections:
             next(iter(self.beyond)).evict()
 
     def _evict(self, client: Hashable = None) -> bool:
-        """Close an idle connection, by default of any client. Return False if none is idle."""
         candidates = [c for c in self.waiting if client is None or c.client == client]
         if candidates:  # max() returns the first, which has waited longest
             max(candidates, key=lambda c: self.clients[c.client]).evict()
@@ -176,7 +175,6 @@ class Connections:
         return "refusal" if is_refused else "request", address
 
     def _has_failed_too_often(self, address: Hashable) -> bool:
-        """Count a wrong key and check whether its address has sent too many."""
         time_s = asyncio.get_running_loop().time()
         if time_s >= self._failed_keys_end:
             self._failed_keys.clear()

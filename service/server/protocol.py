@@ -251,7 +251,6 @@ class HttpConnection(asyncio.Protocol):
         return True
 
     def _has_turn(self) -> bool:
-        """Begin a turn or queue for one. Return whether the turn has begun."""
         if self._turn is None and not self._is_queued:
             head = bytes(self._buffer).partition(b"\r\n\r\n")[0]
             account = self.shared.identify(head, self.client)
@@ -359,7 +358,6 @@ class HttpConnection(asyncio.Protocol):
         self._refuse(504 if self._is_queued else 408)
 
     def _refuse(self, status: int) -> None:
-        """Respond to an incomplete request with an error and close the connection."""
         if self._ending or self.transport.is_closing():
             return
         exchange = self.exchange

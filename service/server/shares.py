@@ -29,7 +29,6 @@ def address_client(peer: tuple[str, int] | None) -> Hashable:
 
 @lru_cache(maxsize=4096)
 def _network(address: str) -> str:
-    """Return an IPv4 address, or the network of an IPv6 address."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

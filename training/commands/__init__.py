@@ -136,7 +136,6 @@ def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
 
 
 def _command(commands: Commands, name: str, about: str, *options: str) -> Any:
-    """Add a command with shared options, and return the function that adds other arguments."""
     parser = add_command(commands, name, f"training.commands.actions:{name}", about)
     add_options(parser, *options)
     return parser.add_argument

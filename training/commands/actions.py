@@ -163,7 +163,6 @@ def _select(record: object, keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _warnings_before_fit(findings: Findings, section: DataSection) -> list[str]:
-    """List warnings known before a fit, and any error that would prevent it."""
     if findings.task is None:
         return []
     lines: list[str] = []

@@ -79,7 +79,6 @@ def load(
 
 
 def _remove_seen_rows(data: Dataset, recipe: Recipe, root: Path) -> Dataset:
-    """Remove test rows that were seen in pretraining, and mark seen training rows."""
     source = recipe.data.trained_on
     section = recipe.data.model_copy(update={"source": source, "trained_on": None, "leave_out": []})
     recipe = recipe.model_copy(update={"data": section})

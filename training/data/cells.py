@@ -238,7 +238,6 @@ def _clear_missing(
 
 
 def _clear_rows_without_target(table: pa.Table, target: str | None) -> pa.Table:
-    """Clear rows that have no target, so that they do not affect column types."""
     if table.column_names.count(target) != 1:
         return table
     is_absent = compute.is_null(table.column(target), nan_is_null=True).to_numpy()

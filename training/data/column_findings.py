@@ -310,7 +310,6 @@ def split_warnings(
 
 
 def _option_for(column: ColumnFinding) -> str | None:
-    """Return `--time` or `--group` if a column contains times or ids, or None."""
     name, values = column.name, column.values
     if column.kind == "time" or (isinstance(values, np.ndarray) and TIME_NAME.fullmatch(name)):
         return "--time"
@@ -322,7 +321,6 @@ def _option_for(column: ColumnFinding) -> str | None:
 
 
 def _sample_rows(codes: Index, is_time: bool) -> Index:
-    """Sample rows in time order, or several rows from each of some random groups."""
     random = np.random.default_rng(0)
     if is_time:
         rows = random.permutation(len(codes))[:MAX_SPLIT_ROWS]

@@ -289,7 +289,6 @@ def _cycles(seconds: Numbers) -> tuple[Cycle, ...]:
 
 
 def _moments(name: str, values: Numbers) -> dict[str, Any]:
-    """Compute the statistics stored for number and time columns."""
     present = values[~np.isnan(values)]
     if len(present) == 0:
         expected = "a value in at least one training row (or `ignored` in data.columns)"

@@ -84,7 +84,6 @@ def survey_images(path: Path) -> tuple[dict[str, int], Counter[tuple[int, int]],
 
 
 def _survey(open_image: Open, names: list[str]) -> tuple[dict[tuple[int, int], list[str]], bool]:
-    """Group images by size (width, height), and check whether they are all grey."""
     names_by_size = defaultdict(list)
     is_grey = True
     for name in names:

@@ -131,7 +131,6 @@ def _plan_data(draft: _Draft, findings: Findings, section: DataSection) -> None:
 
 
 def _rare_classes(findings: Findings, section: DataSection) -> list[str]:
-    """Return the classes too small to split, if at least two other classes remain."""
     sizes = {label: n for label, n in findings.classes.items() if label not in section.leave_out}
     rare = [label for label, n in sizes.items() if n < MIN_CLASS_ROWS]
     return rare if len(sizes) - len(rare) >= 2 else []

@@ -180,7 +180,6 @@ def _split_systematically(
 
 
 def _select_groups(groups: Labels, size: int, rng: Rng, split: str) -> np.ndarray:
-    """Select random groups with at most `size` rows in total, but not all groups."""
     numbers, counts = np.unique(groups, return_counts=True)
     selected, rows = [], 0
     for i in rng.permutation(len(numbers)).tolist():

@@ -228,7 +228,6 @@ def _targets(values: Numbers | Categories, section: "DataSection", split_keys: K
 def _groups(
     table: pa.Table, section: "DataSection", index: Index
 ) -> tuple[tuple[str, ...], Index | None]:
-    """Return the group names and each row's group number, if there are up to `MAX_GROUPS`."""
     column = section.group_column
     if column is None:
         return (), None
@@ -312,7 +311,6 @@ def _ids(column: pa.ChunkedArray, index: Index) -> Shaped[np.ndarray, "M"]:
 
 
 def _read_target(table: pa.Table, name: str, task: str) -> tuple[Numbers | Categories, Index]:
-    """Return the non-missing targets and their row numbers."""
     kind = "numeric" if task == "regression" else "categorical"
     values, _ = read_column(table, name, kind)
     index, rows = np.flatnonzero(presence(values)), table.num_rows

@@ -81,7 +81,6 @@ def apply_transform(transform: Transform, y: np.ndarray) -> Float64[np.ndarray, 
 
 
 def _standardise(train: Float64[np.ndarray, "N"]) -> RankTransform:
-    """Build a transform that standardises targets, using two knots."""
     mean, std = float(train.mean()), float(train.std())
     high = max(mean + std, float(np.nextafter(mean, np.inf)))
     return RankTransform(values=(mean, high), scores=(0.0, 1.0))

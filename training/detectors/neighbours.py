@@ -119,5 +119,4 @@ class Neighbours(CosineNeighbours):
 
 
 def _normalise(rows: Float[Tensor, "N I"]) -> Float[Tensor, "N I"]:
-    """Scale all rows except zero rows to unit length."""
     return rows / square_norms(rows).sqrt().clamp(min=1e-12)[:, None]

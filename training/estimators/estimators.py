@@ -311,7 +311,6 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
 @contextmanager
 def _value_errors() -> Iterator[None]:
-    """Convert InvalidInput errors to the ValueError that scikit-learn expects."""
     try:
         yield
     except InvalidInput as error:
@@ -395,7 +394,6 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         self.classes_ = self.classes_[[name in names for name in _class_names(self.classes_)]]
 
     def _class_index(self) -> Int64[np.ndarray, "C"]:
-        """Map each of the model's classes to its index in `classes_`."""
         names = _class_names(self.classes_)
         return np.array([names.index(name) for name in self._model.manifest.classes or ()])
 
@@ -429,7 +427,6 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
 
 
 def _class_names(labels: np.ndarray) -> list[str]:
-    """Convert class labels to the service's class names."""
     from model_store.sources.cells import category_text
 
     return [category_text(label) for label in labels.tolist()]

@@ -212,7 +212,6 @@ def _measure_shift(
     predicted: ServedPrediction,
     test: Rows,
 ) -> Record | None:
-    """Compare later test rows or new groups with the ranking rows."""
     section = version.recipe.data
     column = section.time or section.group
     if column is None:
@@ -243,7 +242,6 @@ def shift_lines(report: EvaluationReport) -> list[str]:
 
 
 def _summary(test: Record, outliers: dict[str, Record]) -> tuple[dict[str, float], dict[str, Ends]]:
-    """Select the main metrics and intervals for `GET /models/{name}`."""
     ends = test["confidence_intervals"]
     figures, intervals = {}, {}
     for key in SUMMARY:

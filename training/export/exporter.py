@@ -161,7 +161,6 @@ def _cache_registry() -> None:
 
 
 def _without_weights(model: ir.Model, module: nn.Module) -> bytes | None:
-    """Strip the weights from a graph, or return None if an initialiser was modified."""
     proto, weights = ir.serde.serialize_model(model), dict(_all_tensors(module))
     for tensor in proto.graph.initializer:
         if tensor.name in weights:
@@ -203,7 +202,6 @@ def folder() -> Path:
 
 
 def _read(key: str) -> bytes | None:
-    """Read a graph from the cache, or return None if it is missing or corrupt."""
     if key not in _in_memory:
         with suppress(OSError):
             content = (folder() / key).read_bytes()
@@ -213,7 +211,6 @@ def _read(key: str) -> bytes | None:
 
 
 def _write(key: str, graph: bytes) -> None:
-    """Cache a graph in memory, and on disk if the folder is writable."""
     _in_memory[key] = graph
     cache = folder()
     with suppress(OSError):

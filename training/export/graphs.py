@@ -189,7 +189,6 @@ def check_exports(model: BayesianModel, x: Float[Tensor, "N I"] | None = None) -
 
 @torch.no_grad()
 def _explain_failure(error: Exception, network: Network, x: Tensor) -> tuple[str, str]:
-    """Summarise the exporter's long errors as (expected, got)."""
     causes = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) and cause not in causes:
         assert isinstance(cause, Exception)

@@ -122,7 +122,6 @@ def _integer_product(activation: str, weight: str, product: str) -> list[onnx.No
 def _with_nodes(
     model: onnx.ModelProto, nodes: list[onnx.NodeProto], added: dict[str, np.ndarray]
 ) -> bytes:
-    """Replace a model's nodes, add constants, and remove anything unused."""
     graph = model.graph
     del graph.node[:]
     graph.node.extend(nodes)

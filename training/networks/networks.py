@@ -284,7 +284,6 @@ class DrawnNetwork(Network):
 
     @torch.no_grad()
     def _try(self, examples: Num[Tensor, "R ..."]) -> None:
-        """Run the network to detect shared inputs, and check that rows and draws do not mix."""
         generator = torch.Generator().manual_seed(0)
         x = examples[:TRIAL_ROWS].flatten(1).float()
         x = x.repeat(TRIAL_ROWS, 1)[:TRIAL_ROWS]

@@ -224,7 +224,6 @@ def _layers(model: BayesianModel) -> list[WeightLayer]:
 
 
 def _matrices(model: BayesianModel, mask: Bool[Tensor, "D"]) -> list[Tensor]:
-    """Split a mask over theta into one weight mask (inputs, outputs) per layer."""
     parts = mask.split([layer.context.slot.size for layer in _layers(model)])
     return [
         part.unflatten(0, layer.context.slot.shape)[: layer.shape[0]]

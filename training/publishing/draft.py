@@ -194,7 +194,6 @@ def fit_warnings(provenance: Provenance) -> Iterator[str]:
 def _agreement_warnings(
     quality: Quality, method: type[Method], max_draws: int | None
 ) -> Iterator[str]:
-    """Warn if draws hardly disagree on either test rows or noise."""
     shares = quality.disagreement, quality.disagreement_on_noise
     if max_draws == 1 or max(shares) > MIN_DISAGREEMENT:
         return
@@ -244,7 +243,6 @@ def _category_spec(calibration: Calibration, column: str | None) -> CategorySpec
 
 
 def _too_few_rows(detectors: DetectorSpec, categories: CategorySpec | None) -> str | None:
-    """Return a warning if there are too few ranking rows for the categories or default rates."""
     if categories is None:
         return few_rows_warning(detectors.ranking_rows)
     rows = map(min, categories.judged_rows, categories.true_rows)
