@@ -1,4 +1,4 @@
-"""Measure and store the cells of the papers' tables.
+"""Run the measurements for the papers' tables, and store the results in cells.
 
 A cell is one seed of one row. It is measured once, and again only with `--again`. It records the
 commit and its target's `revision`. Raise the revision if a change affects the measurements.
@@ -124,7 +124,7 @@ def measure_missing(
     quiet: bool,
     again: bool = False,
 ) -> int:
-    """Measure missing cells for up to `minutes`, and return how many remain.
+    """Run missing measurements for up to `minutes`, and return how many cells remain.
 
     A stopped cell resumes from its fit's checkpoint. Targets with the same recipe and rows share
     the fit. Several processes can work at once: each skips cells that another process has locked.

@@ -48,7 +48,7 @@ ACQUISITIONS: dict[Task, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Choice:
-    """The options for a choice of k rows from a pool."""
+    """The options for selecting k rows from a pool."""
 
     task: Task
     acquisition: str
@@ -184,7 +184,7 @@ class Selection:
 def select(
     ids: Sequence[str], labelled: AbstractSet[str], share: float, k: int, seed: int
 ) -> Selection:
-    """Select random unlabelled rows as control rows. Their number is a share of k.
+    """Select random unlabelled rows as control rows, as a share of k.
 
     The number is rounded at random, so it is correct on average. It is smaller if too few rows
     have hashes below the share. If k covers the pool, all these rows are selected.

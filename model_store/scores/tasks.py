@@ -22,7 +22,7 @@ def get_predictive(task: Task, transform: Transform | None = None) -> Predictive
 def race_scores(
     scores: AnyScores, score: str
 ) -> tuple[Float64[np.ndarray, "N"], Float64[np.ndarray, "N"]]:
-    """Return a score and its standard errors, which need `MIN_SPREAD_GROUPS` draws or more."""
+    """Return a score and its standard errors, which require at least `MIN_SPREAD_GROUPS` draws."""
     reported = scores.in_units
     assert reported.standard_error is not None
     return reported.by_name()[score], reported.standard_error[score]

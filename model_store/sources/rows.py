@@ -147,7 +147,7 @@ class RowReader:
         return np.stack([read(row, f"{self.field}.{n}") for n, row in numbered])
 
     def _is_long(self, part: Part) -> bool:
-        """Check whether a single row can take as long as a block of numbers."""
+        """Check whether rows are texts or images, which take long to convert."""
         first = part[0] if isinstance(part, list) and part else None
         return isinstance(first, str | bytes) or (
             self.spec.text is not None and isinstance(first, dict)

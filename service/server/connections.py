@@ -57,7 +57,7 @@ class Turn:
 
 
 class Turns:
-    """Limits each client's simultaneous turns."""
+    """Limits how many turns each client has at once."""
 
     def __init__(self) -> None:
         self._running: Counter[Account] = Counter()

@@ -88,7 +88,7 @@ def sample_rows(x: np.ndarray, max_rows: int, seed: int) -> np.ndarray:
 def generated_sets(
     spec: InputSpec, x: Inputs, y: Num[np.ndarray, "N"], is_classified: bool, seed: int
 ) -> dict[str, Rows]:
-    """Generate noise, and combined or rotated rows."""
+    """Generate outliers: noise, mixtures of two rows, and rotated images."""
     noise = noise_rows(spec, x, len(x), seed, EvaluationStream.UNIFORM)
     rows, has_cells = x.astype(np.float32), spec.takes_ids or bool(spec.columns)
     is_even = not spec.takes_ids and takes_even_rows(spec, x)
