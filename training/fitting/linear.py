@@ -20,7 +20,7 @@ from training.calibration.temperature import max_rows_for
 from training.data.rows import Rows
 from training.networks.batch_ensemble import BatchEnsemble
 
-PRIOR = {0.0: 1, 0.25: 1, 0.5: 20, 0.75: 1}  # of the share, up to a constant
+PRIOR = {0.0: 1, 0.25: 1, 0.5: 20, 0.75: 1, 0.9: 1}  # of the share, up to a constant
 RIDGE_PENALTIES = np.logspace(-3, 4, 15)
 LOGISTIC_STRENGTHS = np.logspace(-4, 1, 6)  # inverse penalties
 FOLDS, MAX_FOLD_ROWS = 5, 2000  # of the cross-validation that selects the penalty
