@@ -86,7 +86,7 @@ def test_the_share_of_the_linear_model_is_its_posterior_mean(rows):
         return torch.where(theta == MEMBERS, 0.5, networks).log()
 
     model.serve = serve
-    shares, prior = np.array([0, 0.25, 0.5, 0.75]), np.array([1, 1, 20, 1])
+    shares, prior = np.array([0, 0.25, 0.5, 0.75, 0.9]), np.array([1, 1, 20, 1, 1])
     posterior = prior * (0.99 * (1 - shares) + 0.5 * shares) ** rows
     expected = shares @ posterior / posterior.sum()
     share = choose_share(model, Rows(x, y))
