@@ -145,13 +145,14 @@ async def _read_pool(
     context: Context, work: RowWork[AcquireRequest]
 ) -> tuple[Float32[np.ndarray, "N I"], list[str] | None]:
     call = work.call
+    names = None if work.envelope.ids is None else await find_names(context, work, [])
     try:
         x = await to_numbers(context, work)
         fill_missing(x, work.loaded.model.manifest.input.columns)
     except InvalidInput as error:
         ids = await find_names(context, work, []) if isinstance(work.rows, RowFile) else None
         raise add_row_id(error, ids) from None
-    names = await find_names(context, work, [x])
+    names = names or await find_names(context, work, [x])
     work.rows = []
     call.reservation.shrink(x.nbytes)
     call.reservation.reserve(ID_BYTES * len(x) + text_bytes(names or ()), "ids")
