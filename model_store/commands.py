@@ -5,7 +5,6 @@ and completion are fast.
 """
 
 import argparse
-import gc
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +16,6 @@ from model_store.errors import DubitoError
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-GC_THRESHOLD = 50_000  # with Python's 700, collections take a tenth of a short fit
 ABOUT = "list, show, verify, sign and delete versions, and move their aliases"
 
 
@@ -97,7 +95,5 @@ def add_command(
 
 def run_command(parser: argparse.ArgumentParser, arguments: list[str] | None) -> int:
     options = parser.parse_args(arguments)
-    gc.set_threshold(GC_THRESHOLD)
     code: int = options.run(options)
-    gc.freeze()  # otherwise Python visits all objects of torch at exit, for more than a second
     return code
