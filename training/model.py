@@ -132,8 +132,9 @@ def _make_knots(recipe: Recipe, bins: int, train: Rows) -> list[list[float] | No
     inputs, max_inputs = train.x.shape[1], recipe.network.max_inputs
     if max_inputs is None or max_inputs >= inputs:
         return [*quantile_knots(train.x, bins)]
+    log.info("selecting the most important of %d numbers per row", inputs)
     selected = select_inputs(train.x, train.y, max_inputs, recipe.task == "regression")
-    log.info("the networks read %d of %d numbers per row", len(selected), inputs)
+    log.info("the networks read %d of them", len(selected))
     bins = bins * max_inputs // max(max_inputs, len(selected))
     knots: list[list[float] | None] = [None] * inputs
     for i, edges in zip(selected, quantile_knots(train.x[:, selected], bins), strict=True):

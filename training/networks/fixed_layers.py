@@ -16,7 +16,6 @@ MIN_VALUES = 3  # different values per encoded column
 TREES, MIN_LEAF_ROWS, SPLIT_INPUTS = 100, 3, 0.3  # share of the inputs considered per split
 MAX_SELECTION_ROWS = 3_000
 
-
 Knots = Sequence[Sequence[float] | None]
 
 
@@ -73,9 +72,11 @@ def select_inputs(
 ) -> Int64[np.ndarray, "J"]:
     """Select the numbers that are most important for predicting y, or all of them.
 
-    The importance is the mean decrease in impurity of randomised trees. All numbers are selected if
-    trees that are limited to the most important ones predict held-out rows worse.
+    The importance is the mean decrease in impurity of randomised trees, which predict the ranks of
+    numeric targets. All numbers are selected if trees with only the most important ones predict
+    held-out rows worse.
     """
+    from scipy.stats import rankdata
     from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
 
     forest = ExtraTreesRegressor if is_regression else ExtraTreesClassifier
@@ -85,6 +86,7 @@ def select_inputs(
         importance = trees.fit(x, y).feature_importances_
         return np.sort(np.argsort(-importance, kind="stable")[:max_inputs])
 
+    y = rankdata(y) if is_regression else y  # so that outliers do not decide
     rows = np.random.default_rng(0).permutation(len(y))[:MAX_SELECTION_ROWS]
     train, test = np.split(rows, [2 * len(rows) // 3])
     selected = most_important(x[train], y[train])
