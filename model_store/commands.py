@@ -13,6 +13,7 @@ from pkgutil import resolve_name
 from typing import TypeAlias
 
 from model_store.errors import DubitoError
+from model_store.processes import open_standard_files
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -73,6 +74,7 @@ def _add_version(parser: argparse.ArgumentParser) -> None:
 
 def run(function: str, options: argparse.Namespace) -> int:
     """Run a command and return its exit code, which is 2 for invalid options or settings."""
+    open_standard_files()
     try:
         return int(resolve_name(function)(options) or 0)
     except DubitoError as error:

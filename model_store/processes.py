@@ -93,7 +93,7 @@ def _cpu_limit(cgroup: Path) -> int | None:
 
 
 def inherited_environment(is_trusted: bool = False) -> dict[str, str]:
-    """Return a child's environment, with credentials and settings of fits if it `is_trusted`."""
+    """Return a child's environment. Only trusted ones get credentials and settings of fits."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -216,6 +216,21 @@ def become_child() -> Callable[[Any], None]:
         print(json.dumps(answer), file=answers, flush=True)
 
     return send
+
+
+def open_standard_files() -> None:
+    """Open the standard input, output and error streams if they are closed.
+
+    Otherwise libraries could print into a socket with the same file descriptor.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            assert os.open(os.devnull, os.O_RDWR) == number  # the lowest free descriptor
+        if getattr(sys, name) is None:
+            mode = "w" if number else "r"
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def limit_memory(extra: int) -> None:

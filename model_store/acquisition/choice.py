@@ -73,7 +73,7 @@ def check_acquisition(name: str | None, task: Task) -> str:
 
 
 def check_beta(beta: float | None, acquisition: str, task: Task) -> float:
-    """Return the exponent of the sampling weights. Raise InvalidInput if there are no weights."""
+    """Return the exponent of the weights by which an acquisition samples rows, if it does so."""
     if beta is None:
         return 1.0
     supported = PREDICTIVES[task].sampling_acquisitions

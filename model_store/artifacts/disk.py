@@ -97,9 +97,10 @@ def sync_folder(path: Path) -> None:
 def folder_bytes(folder: Path) -> int:
     """Return the total size of the files in a folder tree."""
     size = 0
-    for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):  # deleted by another process
-            size += 0 if path.is_dir() else path.stat(follow_symlinks=False).st_size
+    for place, _, names in os.walk(folder):  # skips folders that are renamed meanwhile
+        for name in names:
+            with suppress(FileNotFoundError):  # deleted by another process
+                size += (Path(place) / name).lstat().st_size
     return size
 
 

@@ -125,7 +125,7 @@ class Folder:
             yield
 
     def next_number(self, name: str) -> int:
-        """Return the next version number, which other writers can take in a bucket."""
+        """Return the next version number."""
         deleted = version_number(self.read_alias(name, LAST_DELETED))
         return max([deleted, *self.numbers(name)]) + 1
 

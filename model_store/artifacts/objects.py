@@ -195,6 +195,7 @@ class Objects:
 
 def check_url(url: str, field: str) -> None:
     """Raise InvalidInput if a URL is not a bucket's URL or contains credentials."""
+    has_extra: object = False
     try:
         parts = urlsplit(url)
         has_extra = {"@", ":"} & {*parts.netloc} or parts.query or parts.fragment
@@ -203,7 +204,8 @@ def check_url(url: str, field: str) -> None:
         is_valid = False
     if not is_valid:
         expected = "a folder, or a URL such as s3://bucket/prefix (s3, gs or az)"
-        raise InvalidInput(field, f"{expected}, with credentials in the environment", "another")
+        received = "one with more (set credentials in the environment)" if has_extra else url[:80]
+        raise InvalidInput(field, expected, received)
 
 
 def _reason(text: str) -> str:

@@ -350,7 +350,8 @@ class ModelStore:
                 raise InvalidInput("version", expected, f"version {aliases[LATEST]}")
             if removed_aliases and not force:
                 expected = "one that no alias names (--force deletes others too)"
-                received = f"{', '.join(deleted)} with the aliases {', '.join(removed_aliases)}"
+                received = "all versions" if version is None else f"version {deleted[0]}"
+                received += f", with the aliases {', '.join(removed_aliases)}"
                 raise InvalidInput("version", expected, received)
             if deleted == versions[-len(deleted) :]:
                 highest = int(deleted[-1])

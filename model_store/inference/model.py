@@ -239,7 +239,7 @@ def _breaks(manifest: Manifest, file: str) -> Iterator[None]:
 def detector_scores(
     scores: AnyScores, density: Float32[np.ndarray, "N M"], names: tuple[str, ...]
 ) -> dict[str, Float64[np.ndarray, "N"]]:
-    """Return each detector's scores by name. Infinite and NaN density scores become the largest."""
+    """Return each detector's scores. NaN and infinite ones become the largest float32 numbers."""
     if not np.isfinite(density).all():
         density = np.nan_to_num(density, nan=LARGEST, posinf=LARGEST, neginf=-LARGEST)
     return {**scores.by_name(), **dict(zip(names, density.T.astype(np.float64), strict=True))}

@@ -168,7 +168,7 @@ class Decision:
 
 
 def decide(prediction: Prediction, options: DecisionOptions) -> Decision:
-    """Decide flags, abstention, sets and intervals. Flag rows with missing cells."""
+    """Decide flags, abstention, sets and intervals. Rows with missing cells are flagged."""
     p_values, confidence = prediction.judged_p_values, options.confidence
     levels = prediction.flag_levels(options.fpr, confidence)
     flag = (

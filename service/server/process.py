@@ -106,7 +106,7 @@ def trim_memory() -> Iterator[None]:
 
 
 def end_with_notice(ending: threading.Event, shutdown_grace_s: float) -> None:
-    """On SIGTERM, set `ending` and stop after the grace period, or at once on SIGINT or again."""
+    """Stop after the grace period on SIGTERM, or at once on SIGINT or a second SIGTERM."""
     # Only the main thread can set signal handlers; tests run in others.
     if threading.current_thread() is not threading.main_thread():
         return

@@ -106,7 +106,8 @@ def test_delete_takes_what_no_alias_names(store):
     assert refused.returncode == 2
     expected = "one that no alias names (--force deletes others too)"
     assert (
-        refused.stderr == f"error: version: expected {expected}, got 1 with the aliases champion\n"
+        refused.stderr
+        == f"error: version: expected {expected}, got version 1, with the aliases champion\n"
     )
     assert run_store(store, "delete", "digits:2").stdout == "deleted: digits version 2\n"
     assert store.versions("digits") == ["1", "3"]
@@ -126,7 +127,7 @@ def test_delete_by_force_removes_aliases_but_never_moves_latest(store):
 def test_a_whole_model_is_deleted_by_force(store):
     refused = run_store(store, "delete", "digits")
     assert (refused.returncode, store.versions("digits")) == (2, ["1", "2", "3"])
-    assert "got 1, 2, 3 with the aliases latest" in refused.stderr
+    assert "got all versions, with the aliases latest" in refused.stderr
     assert run_store(store, "delete", "digits", "--force").stdout.splitlines() == [
         "deleted: digits version 1, 2, 3",
         "latest: removed",

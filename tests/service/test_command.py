@@ -1,3 +1,4 @@
+import signal
 import socket
 import subprocess
 import sys
@@ -44,6 +45,25 @@ def test_a_wrong_option_is_refused_by_name(option):
     completed = run_service(*option)
     assert completed.returncode == 2
     assert option[0] in completed.stderr.splitlines()[-1]
+
+
+def test_a_service_that_was_started_without_standard_files_serves_and_ends_in_order(digits_store):
+    port = free_port()
+    settings = {"DUBITO_STORE": str(digits_store), "DUBITO_PORT": str(port), "DUBITO_LOG": "json"}
+    command = [sys.executable, "-m", "service"]
+    closing = ["/bin/sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', *command]
+    with subprocess.Popen(closing, env=environment_with(**settings), cwd=ROOT) as process:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            wait_until(
+                lambda: process.poll() is not None or answers(f"{url}/health/ready"), seconds=60
+            )
+            request = {"inputs": [[0] * 64], "num_samples": 2}
+            assert httpx.post(f"{url}/predict", json=request, timeout=60).status_code == 200
+            process.terminate()
+            assert process.wait(60) in (0, -signal.SIGTERM)
+        finally:
+            process.kill()
 
 
 def test_a_port_beyond_the_last_is_refused():

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from model_store.artifacts.bucket import CLAIM
+from model_store.artifacts.disk import folder_bytes
 from model_store.artifacts.objects import Objects
 from model_store.artifacts.report import evaluation_report, publish_report
 from model_store.artifacts.store import open_store
@@ -442,3 +443,21 @@ def test_reports_without_the_bucket_are_not_there(server, store):
         actual.read("report.html")
     with pytest.raises(NotFound):
         actual.read("other")
+
+
+def test_a_folder_is_measured_while_its_folders_are_renamed(tmp_path):
+    for n in range(20):
+        (tmp_path / f"draft-{n}").mkdir()
+        (tmp_path / f"draft-{n}" / "network.onnx").write_bytes(bytes(10))
+
+    def rename():
+        for source, target in [("draft", "copy"), ("copy", "draft")] * 100:
+            for n in range(20):
+                (tmp_path / f"{source}-{n}").rename(tmp_path / f"{target}-{n}")
+
+    with ThreadPoolExecutor(1) as pool:
+        renaming = pool.submit(rename)
+        while not renaming.done():
+            assert folder_bytes(tmp_path) % 10 == 0
+        renaming.result()
+    assert folder_bytes(tmp_path) == 200

@@ -47,7 +47,7 @@ def test_the_interval_of_a_share_is_wilson_s():
 def test_intervals_hold_what_they_are_of_about_as_often_as_they_say():
     rng = np.random.default_rng(0)
     stored = {"log_likelihood": 0, "brier": 0, "accuracy": 0}
-    p = np.array([0.55, 0.7, 0.95])  # of the label: calibrated, so that the error is 0
+    p = np.array([0.55, 0.7, 0.95])  # of the label
     truth = {
         "accuracy": p.mean(),
         "log_likelihood": (p * np.log(p) + (1 - p) * np.log(1 - p)).mean(),
