@@ -167,6 +167,13 @@ def refuse_unreadable(field: str, expected: str = "a file that can be read") -> 
         raise InvalidInput(field, expected, error.strerror or "an error") from error
 
 
+def expected_value(message: str) -> str:
+    """Return what a pydantic message such as "Input should be a valid string" expects."""
+    message = message.replace("String should match pattern", "a string that matches")
+    message = message.replace("Field required", "a value").replace("frozenset", "array")
+    return re.sub(r"^(Input should be|\w+ should have|Value error,( expected)?) ", "", message)
+
+
 def one_line(error: object) -> str:
     """Format an error message as a single line of up to 300 characters."""
     return clean_message(error)[:300]

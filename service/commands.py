@@ -86,7 +86,10 @@ def _add_data_set(
     help = "a folder or a bucket's URL, empty or of this job"
     parser.add_argument("--out", metavar="DST", help=help, required=kind == "score")
     for name, (convert, meaning) in {**DATA_SET_OPTIONS, **options}.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=convert, help=meaning)
+        metavar = None if convert is str else "N"
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=convert, metavar=metavar, help=meaning
+        )
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.set_defaults(kind=kind, version="latest", max_rejects=0.01)
     return parser

@@ -10,7 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from model_store.artifacts.storage import is_url, resolve_location
 from model_store.artifacts.store import CACHE, CACHE_BYTES
-from model_store.errors import InvalidInput, list_choices
+from model_store.errors import InvalidInput, expected_value, list_choices
 from model_store.processes import processors
 from service.integrations import integration_variables
 
@@ -240,7 +240,7 @@ def build_settings(values: Mapping[str, Any], place: str = "") -> Settings:
         if first["type"] == "extra_forbidden":
             expected = list_choices(sorted(Settings.model_fields))
             raise InvalidInput(field, expected, "an unknown name") from None
-        expected = str(first["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+        expected = expected_value(first["msg"])
         # A URL may contain a password, which must not be logged.
         received = "a URL with a user" if "@" in str(first["input"]) else repr(first["input"])
         raise InvalidInput(field, expected, received) from None

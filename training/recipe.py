@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from model_store.artifacts.manifest import Name
-from model_store.errors import InvalidInput, refuse_unreadable
+from model_store.errors import InvalidInput, expected_value, refuse_unreadable
 from model_store.scores.tasks import DETECTED
 from model_store.types import Task
 from training.detectors import COMBINED, COMBINED_IF_ENCODED, KINDS
@@ -302,9 +302,7 @@ def validate(content: dict[str, Any], origin: str) -> Recipe:
 
 def _invalid_key(content: dict[str, Any], error: ValidationError, origin: str) -> InvalidInput:
     errors = [(_key_path(content, item), item) for item in error.errors(include_url=False)]
-    path, first = max(
-        errors, key=lambda item: len(item[0])
-    )  # of a union, the member that fits best
+    path, first = max(errors, key=lambda item: len(item[0]))  # the best match in a union
     field = ": ".join([origin, ".".join(path)]) if path else origin
     received = repr(first["input"])[:200]
     if first["type"] == "missing":
@@ -315,11 +313,7 @@ def _invalid_key(content: dict[str, Any], error: ValidationError, origin: str) -
             keys = METHODS[content["method"]].model_fields
             expected += f" (valid keys: {', '.join(keys) or 'none'})"
         return InvalidInput(field, expected, received)
-    messages = (
-        str(item["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
-        for other, item in errors
-        if other == path
-    )
+    messages = (expected_value(item["msg"]) for other, item in errors if other == path)
     return InvalidInput(field, " or ".join(messages), received)
 
 

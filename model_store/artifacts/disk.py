@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+
 from model_store.artifacts.manifest import FileSpec
 from model_store.types import Content
 
@@ -48,9 +50,13 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
 
 
-def write_synced(path: Path, content: Content) -> None:
+def write_synced(path: Path, content: Content | np.ndarray) -> None:
+    """Write bytes, or an array in npy format."""
     with path.open("wb") as file:
-        file.write(content)
+        if isinstance(content, np.ndarray):
+            np.save(file, content, allow_pickle=False)
+        else:
+            file.write(content)
         file.flush()
         os.fsync(file.fileno())
 

@@ -55,6 +55,7 @@ from service.engine.pool_ranking import (
 ID_BYTES = 200  # per id
 CHECK_BYTES = 100  # per id, while duplicates are searched
 MAX_CHARACTERS = 1000  # of a text in a preview
+MAX_PREVIEW_BYTES = 64 << 20
 
 
 class RankedRow(BaseModel):
@@ -286,19 +287,23 @@ async def post_preview(request: Request, context: CurrentContext, call: CurrentR
 
 
 def preview_rows(pool: RowFile, rows: list[int]) -> list[dict[str, Any]]:
-    """Return the requested rows that exist."""
+    """Return the requested rows that exist, up to `MAX_PREVIEW_BYTES` of JSON."""
     ids = pool.ids()
     values: dict[int, Any] = {}
-    first, last = 0, max(rows, default=-1)
+    first, last, remaining_bytes = 0, max(rows, default=-1), MAX_PREVIEW_BYTES
     for part in pool.parts() if rows else ():
         end = first + count_rows(part)
-        for row in {row for row in rows if first <= row < end}:
-            values[row] = _as_json(part, row - first, pool.spec.text is not None)
-            size = len(orjson.dumps(values[row], option=orjson.OPT_SERIALIZE_NUMPY))
+        for row in sorted({row for row in rows if first <= row < end}):
+            value = _as_json(part, row - first, pool.spec.text is not None)
+            size = len(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
+            remaining_bytes -= size
+            if remaining_bytes < 0:
+                break
             pool.bounds.reserve(2 * size, "rows")
+            values[row] = value
         first = end
         pool.bounds.pause()
-        if first > last:
+        if first > last or remaining_bytes < 0:
             break
     return [
         {"index": row, "id": str(row) if ids is None else ids[row], "row": values[row]}

@@ -24,6 +24,7 @@ from model_store.sources.row_file import RowFile
 from model_store.sources.rows import RowReader
 from model_store.state.database import as_state_errors, may_be_damaged
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
+from model_store.types import Content
 from service import limits
 from service.api.acquire import AcquireAnswer, find_names, select_rows
 from service.api.media_types import JSON, NPZ, PARQUET
@@ -271,8 +272,7 @@ def _queue(
 
     name, folder = jobs.new_folder()
     try:
-        with as_state_errors():
-            request = asdict(_write_files(context, work, names, num_samples, folder))
+        request = asdict(_write_files(context, work, names, num_samples, folder))
         if time.monotonic() > work.call.deadline:
             raise PastDeadline
         entry = name, kind, owner, client, request, len(work.rows) * num_samples
@@ -289,9 +289,7 @@ def _write_files(
     is_inline = isinstance(rows, np.ndarray)
     if isinstance(rows, np.ndarray):
         path = f"{work.field}.npy"
-        packed = io.BytesIO()
-        np.save(packed, rows, allow_pickle=False)
-        write_synced(folder / path, packed.getvalue())
+        _write(folder / path, rows)
         pool = open_rows(folder / path, model.manifest.input.encoded, work.field)
     else:
         assert isinstance(rows, RowFile)
@@ -300,12 +298,12 @@ def _write_files(
             path, stamp = str(pool.source), file_stamp(pool.source)
         else:
             path = f"{work.field}{pool.ENDING}"
-            write_synced(folder / path, pool.source)
+            _write(folder / path, pool.source)
     if names is not None and (envelope.ids is not None or not pool.has_ids):
-        write_synced(folder / IDS_FILE, orjson.dumps(names))
+        _write(folder / IDS_FILE, orjson.dumps(names))
     if getattr(envelope, "groups", None) is not None:
         resolve_groups(envelope, pool.rows, model)
-        write_synced(folder / GROUPS_FILE, orjson.dumps(envelope.groups))
+        _write(folder / GROUPS_FILE, orjson.dumps(envelope.groups))
     fields = request_fields(envelope, model, num_samples)
     if isinstance(envelope, AcquireRequest):
         race_stages(fields["options"])
@@ -326,6 +324,11 @@ def _write_files(
     )
 
 
+def _write(path: Path, content: Content | np.ndarray) -> None:
+    with as_state_errors():
+        write_synced(path, content)
+
+
 def _select(
     context: Context, work: RowWork[Any], names: list[str] | None, seed: int, folder: Path
 ) -> int:
@@ -338,5 +341,5 @@ def _select(
     if len(selection.ranked) < rows:
         file = io.BytesIO()
         np.savez(file, ranked=selection.ranked, control=selection.control)
-        write_synced(folder / SELECTED_FILE, file.getvalue())
+        _write(folder / SELECTED_FILE, file.getvalue())
     return selection.excluded

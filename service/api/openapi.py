@@ -113,8 +113,8 @@ def query_schema(schema: dict[str, Any]) -> dict[str, Any]:
     kind = schema.get("anyOf", [schema])[0]
     if kind["type"] == "object":
         return {"type": "string", "contentMediaType": JSON}
-    rest = {name: value for name, value in schema.items() if name not in ("anyOf", "default")}
-    return rest | kind
+    merged = schema | kind
+    return {name: merged[name] for name in merged.keys() - {"anyOf", "default"}}
 
 
 class OpenApiDocument:
@@ -132,6 +132,7 @@ class OpenApiDocument:
     @cached_property
     def _document(self) -> dict[str, Any]:
         document = self._build()
+        _convert_queries(document)
         _add_schemas(document)
         if self._keys.names:
             _add_keys(document, self._routes, self._keys.api_is_open)
@@ -144,6 +145,14 @@ class OpenApiDocument:
             content = orjson.dumps({**self._document, **servers})
             self._contents[prefix] = StaticContent(content, JSON)
         return self._contents[prefix]
+
+
+def _convert_queries(document: dict[str, Any]) -> None:
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            for parameter in operation.get("parameters", ()):
+                if parameter["in"] == "query":
+                    parameter["schema"] = query_schema(parameter["schema"])
 
 
 def _add_schemas(document: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from jaxtyping import Bool, Float32, Float64, Int64
 
-from model_store.errors import InvalidInput, describe_value
+from model_store.errors import InvalidInput
 from model_store.inference.explanation import Explanation, explain, replace_each_column
 from model_store.inference.prediction import DecisionOptions, Prediction, check_computed, decide
 from model_store.sources.columns import (
@@ -176,17 +176,17 @@ def resolve_path(
     """Return the path of a file in the pools folder. The key can use only the `allowed` paths."""
     if folder is None:
         raise InvalidInput(field, "none, because DUBITO_POOLS is not set", "a name")
-    root = folder.resolve()
+    root, expected = folder.resolve(), "the name of a file in the folder of pools"
     roots = [root] if allowed is None else [(root / pool).resolve() for pool in allowed]
     try:
         path = (root / name).resolve()
-        is_inside = not Path(name).is_absolute() and path.is_relative_to(root)
-        is_file = is_inside and path.is_file()
+        if Path(name).is_absolute() or not path.is_relative_to(root):
+            raise InvalidInput(field, expected, "a path outside the folder")
+        is_file = path.is_file()
     except (OSError, RuntimeError, ValueError):
         is_file = False
     if not is_file or not any(path.is_relative_to(each) for each in roots):
-        expected = "the name of a file in the folder of pools"
-        raise InvalidInput(field, expected, describe_value(name))
+        raise InvalidInput(field, expected, "a missing file")
     return path
 
 

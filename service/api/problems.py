@@ -20,7 +20,14 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from model_store.errors import DubitoError, InvalidInput, NotFound, describe_value, merge_errors
+from model_store.errors import (
+    DubitoError,
+    InvalidInput,
+    NotFound,
+    describe_value,
+    expected_value,
+    merge_errors,
+)
 from service.api.media_types import JSON, PROBLEM_JSON
 from service.auth.scopes import OPEN_TO_ALL, REALM, SCOPES_KEY
 from service.errors import MethodNotAllowed, RequestError, Unauthorized, to_utf8
@@ -128,8 +135,7 @@ def _invalid(error: Mapping[str, Any]) -> InvalidInput:
     name = ".".join(names)[:80]
     if error["type"] == "extra_forbidden":
         return InvalidInput(f"{place}: {name}", "none", "an unknown parameter")
-    expected = str(error["msg"]).removeprefix("Input should be ")
-    return InvalidInput(name, expected, describe_value(error["input"]))
+    return InvalidInput(name, expected_value(error["msg"]), describe_value(error["input"]))
 
 
 async def _answer_routing_error(request: Request, error: Exception) -> Response:

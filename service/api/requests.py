@@ -18,6 +18,7 @@ from model_store.errors import (
     InvalidInput,
     TooLarge,
     describe_value,
+    expected_value,
     list_choices,
     merge_errors,
 )
@@ -27,6 +28,7 @@ from model_store.types import Content, Pause
 from service import limits
 from service.api.json_blocks import (
     JSON_OBJECT_BYTES,
+    MAX_NESTED,
     JsonRows,
     count_marks,
     invalid_json,
@@ -45,7 +47,9 @@ SMALL_JSON_BYTES = 64 << 10
 LARGE_BODY_BYTES = 1 << 20
 MAX_FORM_FIELDS = 16  # in addition to the rows
 ARRAY_BYTES = 5  # per number: float32 and a finite flag
-MAX_PARSED_NESTED = 100_000  # arrays and objects that are parsed at once
+# Time to parse each mark, in tenths of a microsecond
+PARSE_COSTS = {"[": 10, "{": 10, ":": 2, ",": 1}
+MAX_PARSE_COST = 1_000_000
 FORM_STEP_BYTES = 1 << 20  # parsed between two pauses
 
 AnyEnvelope = TypeVar("AnyEnvelope", bound=Envelope)
@@ -219,7 +223,7 @@ def _invalid(kind: type[BaseModel], error: ErrorDetails) -> InvalidInput:
             return InvalidInput(name, "a value", "none")
         case "too_short":
             return InvalidInput(name, f"at least {error['ctx']['min_length']}", received)
-    return InvalidInput(name, str(error["msg"]).removeprefix("Input should be "), received)
+    return InvalidInput(name, expected_value(error["msg"]), received)
 
 
 def parse_query(request: Request, kind: type[AnyQuery], rows_field: str = "") -> AnyQuery:
@@ -247,7 +251,10 @@ def read_json(
 def parse_json(body: Content) -> dict[str, Any]:
     """Parse a JSON object of a few megabytes. The parser blocks all other threads."""
     if len(body) > SMALL_JSON_BYTES:
-        count_marks(body, "body", MAX_PARSED_NESTED)
+        counts = count_marks(body, "body", MAX_NESTED)
+        if sum(cost * counts[mark] for mark, cost in PARSE_COSTS.items()) > MAX_PARSE_COST:
+            maxima = ", ".join(f"{MAX_PARSE_COST // PARSE_COSTS[mark]} {mark!r}" for mark in "[{:,")
+            raise TooLarge("body", f"JSON of at most {maxima}", "more")
     try:
         content = orjson.loads(memoryview(body))
     except orjson.JSONDecodeError as error:

@@ -48,9 +48,9 @@ from pydantic import (
     model_validator,
 )
 
-from model_store.artifacts.manifest import Name, Sha256
-from model_store.errors import InvalidInput, refuse_unreadable
-from service.auth.scopes import ADMIN_SCOPES, API_SCOPES, Scope
+from model_store.artifacts.manifest import NAME_PATTERN, Name, Sha256
+from model_store.errors import InvalidInput, expected_value, refuse_unreadable
+from service.auth.scopes import ADMIN_SCOPES, API_SCOPES, SCOPES, Scope
 from service.settings import PREFIX, SECRETS, Settings
 
 logger = logging.getLogger("dubito")
@@ -62,6 +62,7 @@ HIDDEN_VALUE = "another value (hidden)"
 MAX_FILE_BYTES = 1 << 20
 NEW_KEY_PREFIX = "dubito_"  # recognised by scanners for secrets
 NEW_KEY_BYTES = 32
+MAX_DAYS = 36_500  # of a new key
 NAME_DIGITS = 12  # digits of the digest in a generated key name
 
 # The service responds to these paths even if there are too many connections.
@@ -184,7 +185,7 @@ def _describe(error: ValidationError) -> InvalidInput:
     """Convert an error in the key file to one that reveals no keys."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = first["loc"]
-    expected = first["msg"].removeprefix("Input should be ").removeprefix("Value error, expected ")
+    expected = expected_value(first["msg"])
     if first["type"] == "extra_forbidden":
         place = place[:-1]
         expected = f"only the fields {', '.join((Key if place else KeyFile).model_fields)}"
@@ -266,11 +267,16 @@ def print_new_key(options: argparse.Namespace) -> None:
 
 def new_key(name: str, scopes: list[str], days: float | None = None) -> tuple[str, str]:
     """Create a key and its entry for the key file."""
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise InvalidInput("NAME", f"a name matching {NAME_PATTERN}", repr(name[:80]))
+    if not set(scopes) <= set(SCOPES):
+        expected = f"some of {','.join(SCOPES)}"
+        raise InvalidInput("--scopes", expected, repr(",".join(scopes)[:80]))
+    if days is not None and not 0 < days <= MAX_DAYS:
+        raise InvalidInput("--days", f"more than 0 and at most {MAX_DAYS}", f"{days:g}")
     key = NEW_KEY_PREFIX + secrets.token_urlsafe(NEW_KEY_BYTES)
     values = {"name": name, "sha256": hash_key(key.encode()), "scopes": scopes}
     lines = ["[[keys]]", *(f"{field} = {json.dumps(value)}" for field, value in values.items())]
     if days is not None:
         lines.append(f"expires = {datetime.now(UTC) + timedelta(days):%Y-%m-%dT%H:%M:%SZ}")
-    entry = "\n".join(lines) + "\n"
-    parse_keys(entry)
-    return key, entry
+    return key, "\n".join(lines) + "\n"

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from model_store.artifacts.manifest import ALL_FILES
-from model_store.errors import DubitoError, InvalidInput
+from model_store.errors import DubitoError, InvalidInput, expected_value
 from model_store.inference.model import NEEDED, Model
 from model_store.state.database import Database
 from model_store.state.labels import has_state
@@ -57,7 +57,7 @@ def _data_section(options: argparse.Namespace) -> DataSection:
         return DataSection.model_validate({k: v for k, v in keys.items() if v is not None})
     except ValidationError as error:
         first = error.errors()[0]
-        expected = str(first["msg"]).removeprefix("Value error, ")
+        expected = expected_value(first["msg"])
         option = f"--{first['loc'][0]}".replace("_", "-")
         raise InvalidInput(option, expected, repr(first["input"])) from None
 

@@ -543,8 +543,11 @@ def test_names_stay_in_the_operator_s_folder(tmp_path):
     assert resolve_path(folder, "sub/rows.npy", "pool_file") == folder / "sub" / "rows.npy"
     assert resolve_path(folder, "inside.npy", "pool_file") == folder / "sub" / "rows.npy"
     names = ("../secret.npy", str(outside), str(folder / "inside.npy"), "link.npy")
-    for name in (*names, "sub/../../secret.npy", ".", "no.npy", "sub", "", "a\0b"):
-        with pytest.raises(InvalidInput, match="pool_file: expected the name of a file"):
+    for name in (*names, "sub/../../secret.npy"):
+        with pytest.raises(InvalidInput, match=r"name of a file .* got a path outside the folder"):
+            resolve_path(folder, name, "pool_file")
+    for name in (".", "no.npy", "sub", "", "a\0b"):
+        with pytest.raises(InvalidInput, match=r"name of a file .* got a missing file"):
             resolve_path(folder, name, "pool_file")
     with pytest.raises(InvalidInput, match="DUBITO_POOLS"):
         resolve_path(None, "rows.npy", "pool_file")

@@ -44,6 +44,20 @@ def test_every_route_is_in_the_openapi_document(client):
     )
 
 
+def test_query_parameters_have_no_null_and_no_default(client):
+    paths = client.get("/openapi.json").json()["paths"]
+    parameters = [
+        parameter
+        for operations in paths.values()
+        for operation in operations.values()
+        for parameter in operation.get("parameters", ())
+        if parameter["in"] == "query"
+    ]
+    assert {"annotator", "rows", "seed"} <= {parameter["name"] for parameter in parameters}
+    for parameter in parameters:
+        assert not {"anyOf", "default"} & parameter["schema"].keys(), parameter
+
+
 def test_every_route_is_in_the_guide():
     guide = (ROOT / "docs" / "api.md").read_text()
     paths = set().union(*routes().values())

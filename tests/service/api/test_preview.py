@@ -103,3 +103,14 @@ def test_files_in_a_zip_are_shown_in_base64_and_tables_as_objects(tmp_path):
         {"age": 1.5, "city": "Oslo"},
         {"age": None, "city": "Rome"},
     ]
+
+
+def test_a_preview_ends_at_its_size_limit(monkeypatch):
+    from model_store.artifacts.manifest import InputSpec
+    from model_store.sources.files import open_rows
+    from service.api import acquire
+
+    spec = InputSpec(shape=(4,), minimum=0.0, maximum=9.0)
+    pool = open_rows(npy_bytes(np.zeros((9, 4))), spec, "pool", ".npy")
+    monkeypatch.setattr(acquire, "MAX_PREVIEW_BYTES", 3 * len(b"[0.0,0.0,0.0,0.0]"))
+    assert [row["index"] for row in acquire.preview_rows(pool, list(range(9)))] == [0, 1, 2]
