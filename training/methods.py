@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from model_store.errors import InvalidInput
 from training.bayes.dropout import MaskPosterior
 from training.bayes.flows import Composition, iaf, realnvp
-from training.bayes.gaussian import GaussianPosterior, GaussianPrior, ScaleMixturePrior
+from training.bayes.gaussian import GaussianPosterior, MixturePriorPosterior, ScaleMixturePrior
 from training.bayes.hamiltonian import SampledPosterior
 from training.bayes.hypernetwork import HypernetworkPosterior
 from training.bayes.laplace import LaplacePosterior
@@ -181,8 +181,7 @@ class BayesByBackprop(GaussianWeights):
     prior_std: Positive = 1.0
 
     def posterior(self, network: Network, _: torch.Generator) -> FactorialGaussian:
-        prior = GaussianPrior(self.prior_std)
-        return GaussianPosterior(network.theta_dimension, self.initial_log_std, prior)
+        return GaussianPosterior(network.theta_dimension, self.initial_log_std, self.prior_std)
 
 
 class BayesByBackpropMixture(GaussianWeights):
@@ -196,7 +195,7 @@ class BayesByBackpropMixture(GaussianWeights):
 
     def posterior(self, network: Network, _: torch.Generator) -> GaussianPosterior:
         prior = ScaleMixturePrior(self.pi, self.std_1, self.std_2)
-        return GaussianPosterior(network.theta_dimension, self.initial_log_std, prior)
+        return MixturePriorPosterior(network.theta_dimension, self.initial_log_std, prior)
 
 
 class MatrixNormal(BayesByBackprop):

@@ -59,14 +59,14 @@ class ForwardContext:
 
     theta: dict[str, Tensor] = field(default_factory=dict)  # by layer, shape (K, P, slot size)
     # By layer, shape (slot size). If set, theta is the mean of the weights.
-    std: dict[str, Tensor] | None = None
+    variance: dict[str, Tensor] | None = None
     num_draws: int = 1
     kl: Tensor | None = None  # from layers whose posterior depends on their input
     start: dict[str, Tensor] | None = None  # scales by layer, filled during initialisation
     trial_rows: int = 0  # N in the trial that detects shared inputs, otherwise 0
 
     def clear(self) -> None:
-        self.theta, self.std, self.kl, self.start = {}, None, None, None
+        self.theta, self.variance, self.kl, self.start = {}, None, None, None
         self.num_draws = 1  # an export leaves a symbolic number, which cannot be copied
 
 
@@ -287,21 +287,22 @@ class WeightLayer(RandomLayer):
 
     def forward(self, h: Tensor) -> Tensor:
         self.context.detect_shared_input(h)
-        value = self._value(h, *self.weights())
-        std = self.context.forward.std
-        return (
-            value
-            if std is None
-            else self._sample_value(value, h, std[self.context.slot.name].square())
-        )
+        variance = self.context.forward.variance
+        if variance is not None:
+            matrix = variance[self.context.slot.name].view(1, *self.context.slot.shape)
+            return self._sample_value(h, self.matrix(self.context.theta().squeeze(1)), matrix)
+        return self._value(h, *self.weights())
 
-    def _sample_value(self, mean: Tensor, h: Tensor, variance: Tensor) -> Tensor:
-        matrix = variance.view(1, *self.context.slot.shape)
-        std = (self._value(h.square(), *self._split_bias(matrix)) + 1e-12).sqrt()
-        mean = self.context.repeated(mean)
-        return mean + self.context.repeated(std) * randn_in_pairs(
-            mean, self.context.forward.num_draws
-        )
+    def _sample_value(self, h: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """Sample values given the moments of the weights, with any bias as the last row."""
+        if self.convolution is None and self.has_bias:
+            h = functional.pad(h, (0, 1), value=1.0)  # faster than splitting off the bias
+            value, square = self._value(h, mean, None), self._value(h.square(), variance, None)
+        else:
+            value = self._value(h, *self._split_bias(mean))
+            square = self._value(h.square(), *self._split_bias(variance))
+        value, std = self.context.repeated(value), self.context.repeated((square + 1e-12).sqrt())
+        return value + std * randn_in_pairs(value, self.context.forward.num_draws)
 
     def _value(self, h: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
         if self.convolution is not None and not torch.compiler.is_exporting() and len(matrix) == 1:

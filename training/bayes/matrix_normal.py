@@ -39,12 +39,20 @@ class MatrixNormalPosterior(FactorialGaussian):
         mean, std = (torch.cat([part.flatten() for part in parts]) for parts in (self.means, stds))
         return mean, std
 
+    def layer_moments(
+        self, eps: Float[Tensor, "K E"], _: Sequence[int]
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor], Float[Tensor, "K"]]:
+        variances = [
+            (torch.exp(2 * log_row)[:, None] * torch.exp(2 * log_column)).flatten()
+            for log_row, log_column in zip(self.log_rows, self.log_columns, strict=True)
+        ]
+        means = [mean.flatten() for mean in self.means]
+        return means, variances, self.kl(eps)
+
     def spread_parameters(self) -> list[nn.Parameter]:
         return [*self.log_rows, *self.log_columns]
 
-    def kl(
-        self, eps: Float[Tensor, "K E"], _: Float[Tensor, "D"], __: Float[Tensor, "D"]
-    ) -> Float[Tensor, "K"]:
+    def kl(self, eps: Float[Tensor, "K E"], *_: Float[Tensor, "D"]) -> Float[Tensor, "K"]:
         """Compute KL(q || p), where layer l has i inputs and o outputs, and s is the prior's std.
 
         1/2 sum_l (tr A tr B + |M|^2) / s^2 - i o - o log |A| - i log |B| + i o log s^2

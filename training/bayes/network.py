@@ -44,14 +44,22 @@ class Network(nn.Module):
         """Compute outputs, and the KL of layers with input-dependent posteriors, if any."""
         raise NotImplementedError
 
+    @property
+    def layer_sizes(self) -> list[int]:
+        """The numbers of theta that belong to each layer."""
+        raise NotImplementedError
+
     def sample_locally(
         self,
         x: Float[Tensor, "N I"],
-        mean: Float[Tensor, "D"],
-        std: Float[Tensor, "D"],
+        means: Sequence[Tensor],
+        variances: Sequence[Tensor],
         num_draws: int,
     ) -> Float[Tensor, "K N C"]:
-        """Compute outputs with independent Gaussian weights, sampled separately for each row."""
+        """Compute outputs with independent Gaussian weights, sampled separately for each row.
+
+        Each layer has a vector of means and a vector of variances.
+        """
         raise NotImplementedError
 
     def embed(self, x: Float[Tensor, "N I"], theta: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
@@ -115,9 +123,8 @@ class BayesianModel(nn.Module):
         draws of all groups.
         """
         if isinstance(self.posterior, FactorialGaussian):
-            mean, std = self.posterior.moments()
-            kl = self.posterior.kl(eps, mean, std)
-            outputs = self.network.sample_locally(x, mean, std, len(eps))
+            means, variances, kl = self.posterior.layer_moments(eps, self.network.layer_sizes)
+            outputs = self.network.sample_locally(x, means, variances, len(eps))
         else:
             theta, kl = self.posterior.sample(eps)
             theta = theta.unflatten(0, (-1, groups))

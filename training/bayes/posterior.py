@@ -1,6 +1,7 @@
 """The base classes for posteriors, and the noise that they use."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -61,6 +62,13 @@ class FactorialGaussian(Posterior):
     ) -> Float[Tensor, "K"]:
         """Compute KL(q || p) as `sample` does, given the moments of q."""
         raise NotImplementedError
+
+    def layer_moments(
+        self, eps: Float[Tensor, "K E"], sizes: Sequence[int]
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor], Float[Tensor, "K"]]:
+        """Return the means and variances for layers of the given sizes, and the KL."""
+        mean, std = self.moments()
+        return mean.split(sizes), std.square().split(sizes), self.kl(eps, mean, std)
 
     def forward(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
         mean, std = self.moments()

@@ -5,7 +5,7 @@ part of theta (`training.bayes.layers`).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import torch
@@ -133,10 +133,10 @@ class DrawnNetwork(Network):
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
     ) -> tuple[Float[Tensor, "K N C"], Tensor | None]:
         self.forward_context.num_draws = theta.shape[0]
-        return self._run(x, theta)
+        return self._run(x, theta.split(self.layer_sizes, dim=-1))
 
     @without_fast_path
-    def _run(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _run(self, x: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         forward_context = self.forward_context
         forward_context.theta = self._by_layer(theta)
         try:
@@ -150,20 +150,23 @@ class DrawnNetwork(Network):
         finally:
             forward_context.clear()
 
-    def _by_layer(self, theta: Tensor) -> dict[str, Tensor]:
-        parts = torch.split(theta, [slot.size for slot in self.slots], dim=-1)
+    @property
+    def layer_sizes(self) -> list[int]:
+        return [slot.size for slot in self.slots]
+
+    def _by_layer(self, parts: Iterable[Tensor]) -> dict[str, Tensor]:
         return {slot.name: part for slot, part in zip(self.slots, parts, strict=True)}
 
     def sample_locally(
         self,
         x: Float[Tensor, "N I"],
-        mean: Float[Tensor, "D"],
-        std: Float[Tensor, "D"],
+        means: Sequence[Tensor],
+        variances: Sequence[Tensor],
         num_draws: int,
     ) -> Float[Tensor, "K N C"]:
-        self.forward_context.std = self._by_layer(std)
+        self.forward_context.variance = self._by_layer(variances)
         self.forward_context.num_draws = num_draws
-        return self._run(x, mean[None, None])[0]
+        return self._run(x, [mean[None, None] for mean in means])[0]
 
     def embed(self, x: Float[Tensor, "N I"], theta: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
         # With a single draw, onnxruntime's summation order would depend on the number of rows.

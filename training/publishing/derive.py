@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from model_store.artifacts.manifest import GRAPHS, Manifest
 from model_store.artifacts.store import Artifact, ModelStore
@@ -201,7 +201,7 @@ def prune(model: BayesianModel, mask: Bool[Tensor, "D"]) -> BayesianModel:
     The buffer `network.kept` contains the indices of the remaining parameters in the old theta.
     """
     pruned = copy.deepcopy(model)
-    network, posterior = pruned.network, model.posterior
+    network, posterior = pruned.network, pruned.posterior
     assert isinstance(network, DrawnNetwork)
     assert isinstance(posterior, GaussianPosterior)
     layers = _layers(pruned)
@@ -212,8 +212,10 @@ def prune(model: BayesianModel, mask: Bool[Tensor, "D"]) -> BayesianModel:
     network.theta_dimension = len(index)
     network.initial = {}
     network.register_buffer("kept", index.int())
-    pruned.posterior = GaussianPosterior(len(index), 0.0, posterior.prior)
-    pruned.posterior.load_state_dict({"mu": posterior.mu[index], "rho": posterior.rho[index]})
+    posterior.mu, posterior.rho = (
+        nn.Parameter(part.detach()[index]) for part in (posterior.mu, posterior.rho)
+    )
+    posterior.noise_dimension = posterior.theta_dimension = len(index)
     assert sum(slot.size for slot in network.slots) == len(index)
     return pruned
 

@@ -13,7 +13,7 @@ from torch.distributions import (
 
 from training.bayes.dropout import MaskPosterior
 from training.bayes.flows import iaf, realnvp
-from training.bayes.gaussian import GaussianPosterior, GaussianPrior, ScaleMixturePrior
+from training.bayes.gaussian import GaussianPosterior, MixturePriorPosterior, ScaleMixturePrior
 from training.bayes.hypernetwork import HypernetworkPosterior
 from training.bayes.layers import Slot, Stochastic
 from training.bayes.matrix_normal import MatrixNormalPosterior
@@ -35,7 +35,7 @@ def jiggled(posterior, seed=0):
 
 
 def test_the_gaussian_kl_and_its_gradient_are_the_analytic_ones():
-    created = jiggled(GaussianPosterior(5, -1.0, GaussianPrior(0.8)))
+    created = jiggled(GaussianPosterior(5, -1.0, 0.8))
     q = Independent(Normal(created.mu, created.sigma), 1)
     p = Independent(Normal(torch.zeros(5, dtype=torch.float64), 0.8), 1)
     theta, kl = created.sample(standard_noise(3, 5, 0).double())
@@ -48,11 +48,37 @@ def test_the_gaussian_kl_and_its_gradient_are_the_analytic_ones():
     torch.testing.assert_close(theta, created.mu + created.sigma * standard_noise(3, 5, 0).double())
 
 
+@pytest.mark.parametrize("name", ["bbb-gaussian", "bbb-mixture", "mvn"])
+def test_moments_of_layers_have_the_gradients_of_separate_operations(name):
+    slots = [Slot("a", (3, 2)), Slot("b", (2, 2))]
+    created = jiggled(
+        {
+            "bbb-gaussian": lambda: GaussianPosterior(10, -1.0, 0.8),
+            "bbb-mixture": lambda: MixturePriorPosterior(
+                10, -1.0, ScaleMixturePrior(0.3, 1.2, 0.1)
+            ),
+            "mvn": lambda: MatrixNormalPosterior(slots, -1.0, 0.8),
+        }[name]()
+    )
+    eps = standard_noise(3, 10, 0).double()
+    mean, std = created.moments()
+    *expected, kl = mean.split([6, 4]), std.square().split([6, 4]), created.kl(eps, mean, std)
+    *actual, actual_kl = created.layer_moments(eps, [6, 4])
+    weights = standard_noise(1, 20, 1).double()[0]
+    losses = []
+    for parts, divergence in ((expected, kl), (actual, actual_kl)):
+        numbers = torch.cat([number for part in parts for number in part])
+        losses.append(weights @ numbers.sin() + 1.7 * divergence.mean())
+    torch.testing.assert_close(losses[0], losses[1])
+    gradients = (torch.autograd.grad(loss, [*created.parameters()]) for loss in losses)
+    torch.testing.assert_close(*gradients)
+
+
 @pytest.mark.parametrize(
     ("pi", "std_1", "std_2"), [(0.3, 1.2, 0.1), (0.7, 0.1, 1.2), (0.25, 0.37, 0.0025)]
 )
 def test_the_mixture_kl_and_its_gradient_are_those_of_the_log_ratio_of_densities(pi, std_1, std_2):
-    created = jiggled(GaussianPosterior(5, -1.0, ScaleMixturePrior(pi, std_1, std_2)))
+    created = jiggled(MixturePriorPosterior(5, -1.0, ScaleMixturePrior(pi, std_1, std_2)))
     theta, kl = created.sample(standard_noise(7, 5, 0).double())
     scales = Normal(
         torch.zeros(2, dtype=torch.float64), torch.tensor([std_1, std_2], dtype=torch.float64)
@@ -167,7 +193,7 @@ def test_values_drawn_in_place_of_weights_have_the_weights_distribution_and_rows
     std = std.abs()
     x = standard_noise(3, 4, 2).double()
     with torch.no_grad():
-        samples = network.sample_locally(x, mean, std, 20_000)
+        samples = network.sample_locally(x, [mean], [std.square()], 20_000)
         theta = mean + std * standard_noise(20_000, network.theta_dimension, 3).double()
         expected = network(x, theta[:, None])
     assert samples.shape == expected.shape
@@ -177,7 +203,9 @@ def test_values_drawn_in_place_of_weights_have_the_weights_distribution_and_rows
     assert ((samples.var(0) / variance - 1).abs() < 6 * math.sqrt(4 / 20_000)).all()
     assert torch.corrcoef(samples[:, :2, 0].T)[0, 1].abs() < 6 / math.sqrt(20_000)
     with torch.no_grad():
-        same = network.sample_locally(x[:1].expand(4, -1), torch.zeros_like(mean), std, 3)
+        same = network.sample_locally(
+            x[:1].expand(4, -1), [torch.zeros_like(mean)], [std.square()], 3
+        )
     torch.testing.assert_close(same[2], -same[0])
     assert len(same[1, :, 0].abs().unique()) == 4
 
@@ -232,9 +260,9 @@ def flow_posterior(flow):
 
 FAMILIES = {
     # the gap between log evidence and the best bound: 0 where the family holds the posterior
-    "bbb-gaussian": (lambda: GaussianPosterior(3, -2.0, GaussianPrior(PRIOR_STD)), "factorised"),
+    "bbb-gaussian": (lambda: GaussianPosterior(3, -2.0, PRIOR_STD), "factorised"),
     "bbb-mixture": (
-        lambda: GaussianPosterior(3, -2.0, ScaleMixturePrior(0.5, PRIOR_STD, PRIOR_STD)),
+        lambda: MixturePriorPosterior(3, -2.0, ScaleMixturePrior(0.5, PRIOR_STD, PRIOR_STD)),
         "factorised",
     ),
     "mvn": (lambda: MatrixNormalPosterior([Slot("a", (3, 1))], -2.0, PRIOR_STD), "factorised"),
