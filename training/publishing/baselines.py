@@ -143,15 +143,20 @@ def _fit_boosting(estimator: type[Any], splits: Splits, trees: int) -> tuple[Any
     An iteration adds `trees` trees. Returns the estimator and the loss.
     """
 
-    def fit(train: Rows, max_iterations: int, **validation: np.ndarray) -> Any:
-        columns = train.x.shape[1]
+    def fit(train: Rows, max_iterations: int, validation: Rows | None = None) -> Any:
+        columns, options = train.x.shape[1], {}
         sample = spread(train, max(MIN_ROWS, int(TREES / (ITERATIONS * trees * columns))))
         affordable = max(int(TREES / (len(sample) * columns * trees)), MIN_ITERATIONS)
-        iterations, stops = min(affordable, max_iterations), bool(validation)
+        iterations, stops = min(affordable, max_iterations), validation is not None
         boosting = estimator(max_iter=iterations, early_stopping=stops, random_state=0)
-        return boosting.fit(sample.x, sample.y, **validation)
+        if validation is not None:
+            if sample.y.dtype.kind != "f":  # Boosting refuses classes that the sample lacks.
+                rows = np.flatnonzero(np.isin(validation.y, sample.y))
+                validation = validation.take(rows) if len(rows) else sample
+            options = {"X_val": validation.x, "y_val": validation.y}
+        return boosting.fit(sample.x, sample.y, **options)
 
-    first = fit(splits.train, ITERATIONS, X_val=splits.validation.x, y_val=splits.validation.y)
+    first = fit(splits.train, ITERATIONS, splits.validation)
     losses = -first.validation_score_
     return fit(_except_test(splits), max(1, int(np.argmin(losses)))), float(losses.min())
 

@@ -77,6 +77,17 @@ def test_a_class_that_no_row_of_a_large_set_has_keeps_the_least_probability():
         assert actual[name][LOG_LIKELIHOOD].value > log(MIN_PROBABILITY)
 
 
+@pytest.mark.parametrize("validation", [[0, 1, 2], [1]])
+def test_validation_rows_may_have_classes_that_the_sample_of_boosting_lacks(
+    validation, monkeypatch
+):
+    monkeypatch.setattr("training.publishing.baselines.MIN_ROWS", 40)
+    monkeypatch.setattr("training.publishing.baselines.TREES", 0)
+    train = get_rows(np.repeat([0, 1, 2], [100, 1, 99]))
+    splits = Splits(train, get_rows(np.array(validation)), train, train, train)
+    assert baselines(splits, 3)["boosting"][ACCURACY].value > 0.9
+
+
 def test_rows_that_are_spread_have_the_first_and_the_last_class():
     y = np.append(np.ones(5000, dtype=np.int64), [0, 2])
     small = spread(get_rows(y), 100)
