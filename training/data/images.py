@@ -63,7 +63,7 @@ def images(path: Path, section: "DataSection") -> Dataset:
 def sample_images(
     path: Path, shape: tuple[int, ...], spec: ImageSpec, max_rows: int, seed: int
 ) -> Pixels:
-    with _images(path) as (labels_by_split, open_image):
+    with _images(path, needs_training=False) as (labels_by_split, open_image):
         names = [*(labels_by_split["test"] or labels_by_split["train"])]
         order = np.random.default_rng(seed).permutation(len(names))[:max_rows]
         return _pixels(open_image, [names[i] for i in order], shape, spec)
@@ -94,17 +94,20 @@ def _survey(open_image: Open, names: list[str]) -> tuple[dict[tuple[int, int], l
 
 
 @contextmanager
-def _images(path: Path) -> Iterator[tuple[dict[str, dict[str, str]], Open]]:
+def _images(
+    path: Path, needs_training: bool = True
+) -> Iterator[tuple[dict[str, dict[str, str]], Open]]:
     """Yield the class of each image in a folder or zip by split, and a function that opens one."""
     if path.is_dir():
         depths = ("/".join("*" * depth) for depth in range(1, 5))
         entries = [entry for pattern in depths for entry in path.glob(pattern)]
         names = [entry.relative_to(path).as_posix() + "/" * entry.is_dir() for entry in entries]
-        yield _image_classes(names, path), lambda name: _open(name, (path / name).open, "rb")
+        classes = _image_classes(names, path, needs_training)
+        yield classes, lambda name: _open(name, (path / name).open, "rb")
         return
     try:
         with zipfile.ZipFile(path) as file:
-            classes = _image_classes(file.namelist(), path)
+            classes = _image_classes(file.namelist(), path, needs_training)
             yield classes, lambda name: _open(name, file.open, name)
     except (zipfile.BadZipFile, OSError) as error:
         reason = error.strerror or "a missing file" if isinstance(error, OSError) else str(error)
@@ -112,7 +115,9 @@ def _images(path: Path) -> Iterator[tuple[dict[str, dict[str, str]], Open]]:
         raise InvalidInput("data.source", expected, reason) from None
 
 
-def _image_classes(names: list[str], source: Path) -> dict[str, dict[str, str]]:
+def _image_classes(
+    names: list[str], source: Path, needs_training: bool
+) -> dict[str, dict[str, str]]:
     is_folder = {PurePosixPath(name): name.endswith("/") for name in sorted(names)}
     hidden = (".", "__MACOSX")
     paths = [path for path in is_folder if not any(p.startswith(hidden) for p in path.parts)]
@@ -144,7 +149,7 @@ def _image_classes(names: list[str], source: Path) -> dict[str, dict[str, str]]:
     for part, label in sorted(folders):
         if labels_by_split[part] and label not in labels_by_split[part].values():
             raise InvalidInput(f"data.source: folder {label!r}", images, "none")
-    if not any(labels_by_split.values()):
+    if not labels_by_split["train"] and (needs_training or not labels_by_split["test"]):
         expected = f"images train/CLASS/* or CLASS/*, {'|'.join(SUFFIXES)}, in {str(source)!r}"
         raise InvalidInput("data.source", expected, "none")
     return labels_by_split

@@ -198,12 +198,13 @@ def test_a_damaged_zip_is_refused_by_the_member(tmp_path):
         ({}, "images train/CLASS/"),
         ({"cat/0.png": b""}, "a PNG, JPEG, WEBP, BMP or TIFF file"),
         ({"train/0.png": b""}, "images train/CLASS/"),
+        ({f"test/{name}/0.png": b"" for name in ("cat", "dog")}, "images train/CLASS/"),
         (
             {name: b for name, b in files()[0].items() if "dog" not in name},
             "labels of 2 to 1000 classes, got 1",
         ),
     ],
-    ids=["nothing", "no split", "no class", "one class"],
+    ids=["nothing", "no split", "no class", "only test", "one class"],
 )
 def test_folders_that_are_not_as_they_should_be_are_refused(tmp_path, content, says):
     refused(make_data(tmp_path, content, zipped=True), "data.source", says)
