@@ -63,7 +63,7 @@ def prune_version(
         expected = "a version without an encoder"
         raise InvalidInput("model", expected, f"{parent.label} with an encoder")
     model = parent.model().eval()
-    weights, mask = is_weight(model), select_strongest(model, fraction)
+    mask, weights = select_strongest(model, fraction), is_weight(model)
     smaller = prune(model, mask)
     kept_weights = int(weights[smaller.state_dict()["network.kept"].long()].sum())
     log.info("%s of %s weights are left", f"{kept_weights:,}", f"{int(weights.sum()):,}")

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import httpx
 import numpy as np
 import onnx
@@ -19,7 +21,13 @@ from training.export.graphs import CHECKED_DETECTORS, export, load_runtime, pari
 from training.export.served import served_network
 from training.model import build, initialise
 from training.networks.local import localise
-from training.publishing.derive import is_weight, prune, select_strongest, signal_to_noise
+from training.publishing.derive import (
+    is_weight,
+    prune,
+    prune_version,
+    select_strongest,
+    signal_to_noise,
+)
 from training.versions import open_parent
 
 SHAPE, CLASSES, ROWS = (5, 6), 4, 12
@@ -121,8 +129,14 @@ def test_what_cannot_be_pruned_is_refused():
     with torch.no_grad():
         model.posterior.mu[-(7 + 1) * CLASSES :] = 0
     refused(lambda: select_strongest(model, 0.9), "weights in every layer", "none in 4")
-    other, _ = fitted_like("mvn")
-    refused(lambda: select_strongest(other, 0.5), "method: expected bbb-gaussian or bbb-mixture")
+    for method in ("mvn", "batch-ensemble"):
+        other, _ = fitted_like(method)
+        manifest = SimpleNamespace(encoder=None, training={})
+        parent = SimpleNamespace(manifest=manifest, model=lambda other=other: other)
+        refused(
+            lambda parent=parent: prune_version(None, parent, None, 0.5, "name"),
+            "method: expected bbb-gaussian or bbb-mixture",
+        )
 
 
 # The command
