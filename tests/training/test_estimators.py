@@ -281,6 +281,19 @@ def test_what_is_wrong_is_named(classifier, parameters, asked, said):
             classifier.uncertainty(X, **asked)
 
 
+def test_constant_columns_are_refused(classifier):
+    with pytest.raises(ValueError, match="expected a column with different values"):
+        clone(classifier).fit(np.ones((60, 2)), np.arange(60) % 2)
+
+
+def test_few_rows_are_held_out_for_the_report(classifier):
+    rows = X.iloc[np.arange(2_000) % len(X)].reset_index(drop=True)
+    targets = Y.iloc[np.arange(2_000) % len(X)].reset_index(drop=True)
+    model = clone(classifier).set_params(training={"epochs": 1}).fit(rows, targets)
+    assert model.recipe_.data.test_fraction == 0.05
+    assert len(model._result.splits.test) == 100
+
+
 def test_odd_rows_are_named(classifier):
     with pytest.raises(ValueError, match=r"X\.0\.since: expected a date or time"):
         classifier.predict(X.head(3).assign(since="soon"))

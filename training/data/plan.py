@@ -78,7 +78,8 @@ def make_plan(findings: Findings, section: DataSection, name: str | None, seed: 
     draft.set("name", name or model_name_for(findings.source))
     draft.set("task", findings.task, findings.reason)
     draft.set("seed", seed or 0)
-    test = 0 if findings.has_test else round(default_test_fraction(findings.rows) * findings.rows)
+    fraction = section.test_fraction or default_test_fraction(findings.rows)
+    test = 0 if findings.has_test else round(fraction * findings.rows)
     rare = _rare_classes(findings, section)
     left_out = [*section.leave_out, *rare]
     rows = findings.rows - test - sum(findings.classes.get(label, 0) for label in left_out)
@@ -114,7 +115,7 @@ def make_plan(findings: Findings, section: DataSection, name: str | None, seed: 
 def _plan_data(draft: _Draft, findings: Findings, section: DataSection) -> None:
     for key, value in section.model_dump(exclude_defaults=True).items():
         draft.set(f"data.{key}", value)
-    if not findings.has_test:
+    if not findings.has_test and section.test_fraction is None:
         fraction = default_test_fraction(findings.rows)
         draft.set("data.test_fraction", fraction, "a fifth of the rows, up to 10,000")
     ignored = {c.name: c.reason for c in findings.columns if c.kind == "ignored"}

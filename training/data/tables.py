@@ -299,6 +299,8 @@ def encode_table(
         expected = "numbers in float32's range after standardisation"
         raise InvalidInput("data.source", expected, "larger numbers")
     train_x = x[train]
+    if (train_x == train_x[0]).all():
+        raise InvalidInput("data.source", "a column with different values", "constant columns")
     return targets.dataset(x, float(train_x.min()), float(train_x.max()), columns=tuple(columns))
 
 

@@ -92,8 +92,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any) -> Self:
         """Fit and calibrate the model.
 
-        A fifth of the rows are test rows. Some others are held out for validation and calibration
-        (docs/your-data.md). The logger `dubito.training` logs the settings chosen for the data.
+        A twentieth of the rows, at least 50 and at most a fifth, are test rows for `report`. Others
+        are held out for validation and calibration (docs/your-data.md). The logger
+        `dubito.training` logs the settings chosen for the data.
 
         Args:
             X: (N, I) numbers, NaN if missing; a pandas or polars DataFrame of numbers, categories

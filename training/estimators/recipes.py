@@ -21,6 +21,7 @@ from training import log
 from training.data.column_findings import CONFIGURED
 from training.data.findings import MAX_SHOWN, Findings, inspect_source
 from training.data.plan import SPLITS, make_plan
+from training.data.rows import default_test_fraction
 from training.networks import registry
 from training.recipe import Recipe, validate
 from training.sections import DataSection
@@ -29,6 +30,7 @@ NAMES: dict[Task, str] = {"classification": "classifier", "regression": "regress
 SECTIONS = ("posterior", "training", "likelihood", "serving")
 ROW_KEYS = ("source", "target")  # keys of [data] that X and y determine
 HELD_OUT = ("test_fraction", *SPLITS)
+TEST_FRACTION, MIN_TEST_ROWS = 0.05, 50  # less than by default; users have their own test rows
 TEXT_KEYS = ("text", "tokenizer", "max_tokens")
 ARCHITECTURE_KEYS = {"hidden", "kind", "factory"}
 COMMON_TRAINING_KEYS = ("batch_rows", "max_epochs")  # for all methods
@@ -42,8 +44,12 @@ def make_recipe(
     """Plan a recipe for the rows in a folder, and apply the estimator's parameters."""
     seed = _seed(parameters["random_state"])
     without_text = {key: DataSection.model_fields[key].default for key in TEXT_KEYS}
-    plain = section.model_copy(update={**dict.fromkeys(HELD_OUT), **without_text})
     findings = inspect_source(section, folder, task)
+    if section.test_fraction is None:
+        fraction = max(TEST_FRACTION, MIN_TEST_ROWS / findings.rows)
+        fraction = min(fraction, default_test_fraction(findings.rows))
+        section = section.model_copy(update={"test_fraction": fraction})
+    plain = section.model_copy(update={**dict.fromkeys(SPLITS), **without_text})
     _warn_ignored(findings)
     plan = make_plan(findings, plain, NAMES[task], seed)
     for warning in [*findings.warnings, *plan.warnings]:

@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import is_dataclass
+from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
@@ -266,7 +267,7 @@ class _UnknownCodeError(Exception):
 
 def _plain(value: object) -> object:
     """Convert a value to an object with a stable `repr`, which omits the values of tensors."""
-    if value is None or isinstance(value, bool | int | float | str | slice | torch.dtype):
+    if value is None or isinstance(value, bool | int | float | str | slice | torch.dtype | Enum):
         return value
     if isinstance(value, dict):
         return [(str(key), _plain(inner)) for key, inner in value.items()]

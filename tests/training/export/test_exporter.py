@@ -88,8 +88,12 @@ def test_only_weights_leave_a_structure_as_it_is():
     tied[3].weight = tied[0].weight
     changed = [get_model("relu"), get_model(bias=False), get_model().double(), slope]
     keys = [structure(module, X, ROWS) for module in changed]
+    for kind in ("cayley", "matrix_exp"):
+        orthogonal = get_model()
+        nn.utils.parametrizations.orthogonal(orthogonal[0], orthogonal_map=kind)
+        keys.append(structure(orthogonal, X, ROWS))
     keys += [apart, structure(tied, X, ROWS), structure(get_model(), (torch.zeros(4, 4),), ROWS)]
-    assert len({expected, *keys}) == 8
+    assert len({expected, *keys}) == 10
 
 
 def test_code_of_other_packages_has_no_structure():
