@@ -349,6 +349,7 @@ def test_dropout_by_alpha_is_attacked_and_timed(tmp_path, monkeypatch):
     assert alpha.ALPHA_DRAWS.rows["2"](0, tmp_path).values["seconds"] > 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.fits
 def test_rows_are_undecided_by_doubt_or_by_the_flag(tmp_path, monkeypatch):
     monkeypatch.setattr(

@@ -2,6 +2,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from model_store.overrides import Override
 from tests.support.environment import ROOT, environment_in
 
@@ -52,6 +54,7 @@ print(json.dumps([before, imported, state()]))
 """
 
 
+@pytest.mark.slow
 def test_imports_and_fits_leave_the_settings_of_the_process_unchanged(tmp_path):
     environment = environment_in(tmp_path)
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)  # torch itself sets it otherwise

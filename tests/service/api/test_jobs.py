@@ -79,9 +79,9 @@ def result(client, job):
 @pytest.mark.parametrize(
     "options",
     [
-        {"acquisition": "bald"},
+        pytest.param({"acquisition": "bald"}, marks=pytest.mark.slow),
         {"acquisition": "random"},
-        {"acquisition": "power_bald", "beta": 4.0},
+        pytest.param({"acquisition": "power_bald", "beta": 4.0}, marks=pytest.mark.slow),
         {"acquisition": "batchbald", "num_samples": 10, "k": 4},
         {"acquisition": "bald", "race": 0.05},
     ],

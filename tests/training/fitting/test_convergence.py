@@ -29,6 +29,7 @@ def fit_posterior(problem, method, start, folder):
     return *compare(model, problem), run_provenance(run, problem.splits)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fits")
 def test_the_posterior_of_a_linear_regression_is_found_from_a_spread_of_a_thousandth(
     problem, tmp_path

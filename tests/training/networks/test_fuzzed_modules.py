@@ -46,6 +46,7 @@ def outcome(seed, monkeypatch):
     return "served"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_random_module_is_served_or_refused_in_a_line(seed, monkeypatch):
     assert outcome(seed, monkeypatch)

@@ -44,7 +44,10 @@ SMALL = {
     "ensemble": {"members": 3, "prior_std": 1.0},
     "batch-ensemble": {"members": 3, "prior_std": 1.0},
 }
-LIKE_ANOTHER = ("dropout-alpha", "mle-dropout", "bbb-mixture", "mle", "anchored-ensemble")
+LIKE_ANOTHER = (
+    *("dropout-alpha", "mle-dropout", "bbb-mixture", "mle", "anchored-ensemble", "bhn-iaf"),
+    *("last-layer-hmc", "gp-layer"),
+)
 CASES = [
     *((method, "mlp") for method in METHODS if method not in LIKE_ANOTHER),
     *(("dropout", "residuals"), ("laplace", "groups")),

@@ -511,9 +511,7 @@ class Sequence(nn.Module):
     "kind", ["attention", "fused attention", "layer norm", "group norm", "gru"]
 )
 @pytest.mark.parametrize("method", ["bhn-realnvp", "bbb-gaussian", "dropout", "mle"])
-def test_attention_norms_and_recurrent_layers_are_fitted_and_some_exported(
-    monkeypatch, method, kind
-):
+def test_attention_norms_and_recurrent_layers_are_fitted(monkeypatch, method, kind):
     monkeypatch.setattr(models, "call_factory", lambda *_: Sequence(kind))
     monkeypatch.setattr(models, "channels_first", tuple)
     posterior = {"couplings": 1, "hidden": 4} if method == "bhn-realnvp" else {}
@@ -524,8 +522,6 @@ def test_attention_norms_and_recurrent_layers_are_fitted_and_some_exported(
     outputs, kl = model.sample(x, noise(model.posterior, model.posterior.max_draws or 2, 0, 0))
     (kl.mean() - model.likelihood.log_likelihood(outputs, torch.arange(30) % 3).mean()).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.network.parameters())
-    if method == "bhn-realnvp" and kind == "gru":  # the random modules see more of them
-        check_exports(model)
 
 
 def test_checkpoints_depend_on_the_source_of_the_factory(tmp_path, monkeypatch):

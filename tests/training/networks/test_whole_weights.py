@@ -51,6 +51,7 @@ def rows():
     return Rows(x, np.zeros(200, dtype=np.int64))
 
 
+@pytest.mark.slow
 def test_a_large_draw_set_is_streamed_and_gives_the_bits_of_a_held_one(runtime):
     x = rows().x[:3]
     assert DRAWS * runtime.draw_bytes > MAX_DRAW_SET_BYTES

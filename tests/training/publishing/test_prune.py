@@ -104,6 +104,7 @@ def test_a_pruned_model_is_the_dense_one_with_no_mean_and_no_noise_where_weights
         assert len(places) == model.posterior.theta_dimension
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fits")
 def test_the_exported_network_puts_weights_into_place_as_torch_does():
     model, x = fitted_like(network={"factory": f"{__name__}:Pictures"})
