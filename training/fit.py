@@ -350,13 +350,17 @@ def join(rows: Rows, extra: Rows) -> Rows:
     """Append rows, keeping the uint8 type if possible."""
     fit_bytes = ((extra.x >= 0) & (extra.x <= 255) & (extra.x % 1 == 0)).all()
     dtype = np.uint8 if rows.x.dtype == np.uint8 and fit_bytes else np.float32
-    ids = groups = None
+    ids = groups = weights = None
+    if rows.weights is not None:
+        extra_weights = np.ones(len(extra)) if extra.weights is None else extra.weights
+        weights = np.concatenate([rows.weights, extra_weights])
     if rows.ids is not None and extra.ids is not None:
         ids = np.concatenate([rows.ids.astype(str), extra.ids])
     if rows.groups is not None:
         groups = np.concatenate([rows.groups, np.full(len(extra), UNKNOWN)])
     x = np.concatenate([rows.x.astype(dtype), extra.x.astype(dtype)])
-    return Rows(x, np.concatenate([rows.y, extra.y.astype(rows.y.dtype)]), ids, groups)
+    y = np.concatenate([rows.y, extra.y.astype(rows.y.dtype)])
+    return Rows(x, y, ids, groups, weights)
 
 
 def run_folder(

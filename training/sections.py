@@ -94,6 +94,7 @@ class DataSection(Section):
     time: str | None = None
     id: str | None = None
     target: str | None = None
+    weight: str | None = None
     class_weights: Literal["balanced"] | dict[str, Positive] | None = None
     target_transform: Literal["auto", "none", "log", "rank"] = "none"
     columns: dict[str, Literal["numeric", "categorical", "time", "ignored"]] = Field(default={})

@@ -224,10 +224,12 @@ def load_unfitted(recipe: Recipe, root: Path, columns: Columns, tokenizer: bytes
     The data are not split, so ids are optional and all rows can belong to one group.
     """
     section = recipe.data
-    ignored: dict[str, Any] = {name: "ignored" for name in (section.id, section.group) if name}
+    keys = section.id, section.group, section.weight
+    ignored: dict[str, Any] = {name: "ignored" for name in keys if name}
     changes = {
         "id": None,
         "group": None,
+        "weight": None,
         "calibration_group": section.group_column,
         "columns": ignored | section.columns,
     }

@@ -282,8 +282,21 @@ def test_what_is_wrong_is_named(classifier, parameters, asked, said):
 
 
 def test_constant_columns_are_refused(classifier):
-    with pytest.raises(ValueError, match="expected a column with different values"):
+    with pytest.raises(ValueError, match="X: expected a column with different values"):
         clone(classifier).fit(np.ones((60, 2)), np.arange(60) % 2)
+
+
+def test_rows_count_by_their_weights(classifier):
+    numbers = X[["height", "weight"]].to_numpy()
+    wrong = np.random.default_rng(0).random(len(Y)) < 0.6
+    labels = np.where(wrong, "small", Y)
+    model = Classifier(**QUICK, **OF_ONE_DRAW)
+    weighted = model.fit(numbers, labels, sample_weight=1.0 - wrong).score(numbers, Y)
+    assert weighted > model.fit(numbers, labels).score(numbers, Y) + 0.1
+    with pytest.raises(ValueError, match=r"data\.weight: expected numbers of at least 0"):
+        clone(classifier).fit(X, Y, np.full(len(Y), -1.0))
+    with pytest.raises(ValueError, match="sample_weight: expected none"):
+        clone(classifier).fit(np.zeros((60, 4, 4)), np.arange(60) % 2, np.ones(60))
 
 
 def test_few_rows_are_held_out_for_the_report(classifier):

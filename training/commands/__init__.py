@@ -43,6 +43,7 @@ SHARED_OPTIONS: dict[str, dict[str, Any]] = {
     "--task": {"choices": ["classification", "regression"], "help": "default: from the target"},
     "--group": {"metavar": "COLUMN", "help": "keep the rows of each group in one split"},
     "--time": {"metavar": "COLUMN", "help": "calibrate and test on the latest rows"},
+    "--weight": {"metavar": "COLUMN", "help": "weights of the training rows"},
     "--missing-value": {**REPEATED, "metavar": "TEXT", "help": "text of missing cells; repeatable"},
     "--date-format": {"metavar": "FORMAT", "help": "format of dates, such as %%d/%%m/%%Y"},
     "--decimal": {"metavar": "MARK", "help": "decimal mark in CSV, a point or a comma"},
@@ -55,8 +56,8 @@ SHARED_OPTIONS: dict[str, dict[str, Any]] = {
     "--data": {"metavar": "SRC", "help": "instead of the test rows of the (first) version's fit"},
 }
 DATA_OPTIONS = (
-    *("--target", "--task", "--group", "--time", "--missing-value", "--date-format"),
-    *("--decimal", "--thousands", "--column", "--ignore"),
+    *("--target", "--task", "--group", "--time", "--weight", "--missing-value"),
+    *("--date-format", "--decimal", "--thousands", "--column", "--ignore"),
 )
 TEST_OPTIONS = ("--data", "--draws", "--rows", "--seed")
 

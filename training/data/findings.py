@@ -123,7 +123,8 @@ def inspect_source(section: DataSection, root: Path, task: Task | None = None) -
 
 def _inspect_table(section: DataSection, table: pa.Table, task: Task | None) -> Findings:
     notes = []
-    keys = {"--target": section.target, "--group": section.group, "--time": section.time}
+    names_by_key = ("target", "group", "time", "weight")
+    keys = {f"--{key}": getattr(section, key) for key in names_by_key}
     names = column_names(table, {*keys.values(), *section.columns})
     for key, name in keys.items():
         if name is not None and name not in names:

@@ -205,13 +205,16 @@ class Rows:
     y: Int64[np.ndarray, "N"] | Float32[np.ndarray, "N"] | Float64[np.ndarray, "N"]
     ids: Shaped[np.ndarray, "N"] | None = None
     groups: Int64[np.ndarray, "N"] | None = None  # group numbers
+    weights: Float64[np.ndarray, "N"] | None = None  # in training; None if equal
 
     def __len__(self) -> int:
         return len(self.x)
 
     def take(self, index: Int64[np.ndarray, "M"]) -> "Rows":
-        ids, groups = (None if key is None else key[index] for key in (self.ids, self.groups))
-        return Rows(self.x[index], self.y[index], ids, groups)
+        rest = self.ids, self.groups, self.weights
+        return Rows(
+            self.x[index], self.y[index], *(None if key is None else key[index] for key in rest)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -281,8 +284,9 @@ class Dataset:
         for rows in (self.train, self.test):
             digest.update(np.ascontiguousarray(rows.x).data)
             digest.update(np.ascontiguousarray(rows.y).data)
-        if self.is_seen is not None:
-            digest.update(self.is_seen.data)
+        for extra in (self.is_seen, self.train.weights):
+            if extra is not None:
+                digest.update(extra.data)
         return digest.hexdigest()
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float32, Int64, Shaped
+from jaxtyping import Float32, Float64, Int64, Shaped
 
 from model_store.artifacts.manifest import LARGEST_ID, TextSpec
 from model_store.errors import InvalidInput, one_line, refuse_unreadable
@@ -150,7 +150,10 @@ def make_table_dataset(
     if section.id is not None:
         row_ids = _ids(table.column(section.id), row_ids)
     group_names, groups = _groups(table, section, index)
-    train, test = replace(data.train, ids=row_ids), data.test
+    weights = None
+    if section.weight is not None:
+        weights = _weights(table, section.weight, index)[targets.train]
+    train, test = replace(data.train, ids=row_ids, weights=weights), data.test
     if groups is not None:
         train = replace(train, groups=groups[targets.train])
         test = replace(test, groups=groups[targets.test])
@@ -171,7 +174,8 @@ def make_table_dataset(
 
 def _features(table: pa.Table, section: "DataSection", version_columns: Columns) -> list[str]:
     target = section.target
-    keys = [("data.group", section.group), ("data.time", section.time), ("data.id", section.id)]
+    names_by_key = ("group", "time", "id", "weight")
+    keys = [(f"data.{key}", getattr(section, key)) for key in names_by_key]
     group = ("data.calibration_group", section.calibration_group)
     special = [*keys, group, ("data.text", section.text)]
     if target is None:
@@ -263,6 +267,15 @@ def _keys(
     return Keys()
 
 
+def _weights(table: pa.Table, name: str, index: Index) -> Float64[np.ndarray, "N"]:
+    weights, _ = read_column(table, name, "numeric")
+    weights = np.asarray(take(weights, index), dtype=np.float64)
+    if not (np.isfinite(weights).all() and weights.min() >= 0 < weights.max()):
+        expected = f"numbers of at least 0 in column {name}, some of them larger"
+        raise InvalidInput("data.weight", expected, "other values")
+    return weights
+
+
 def _check_complete(values: Sequence[Any], field: str, name: str) -> None:
     absent = next((row for row, value in enumerate(values) if value is None), None)
     if absent is not None:
@@ -299,8 +312,6 @@ def encode_table(
         expected = "numbers in float32's range after standardisation"
         raise InvalidInput("data.source", expected, "larger numbers")
     train_x = x[train]
-    if (train_x == train_x[0]).all():
-        raise InvalidInput("data.source", "a column with different values", "constant columns")
     return targets.dataset(x, float(train_x.min()), float(train_x.max()), columns=tuple(columns))
 
 

@@ -22,7 +22,7 @@ from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import assert_all_finite, check_consistent_length, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from model_store.errors import InvalidInput
 from model_store.types import Task
@@ -89,7 +89,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             setattr(self, section, {**(getattr(self, section) or {}), key: value})
         return self
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit and calibrate the model.
 
         A twentieth of the rows, at least 50 and at most a fifth, are test rows for `report`. Others
@@ -100,6 +100,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             X: (N, I) numbers, NaN if missing; a pandas or polars DataFrame of numbers, categories
                 and times; or (N, ...) numbers, such as images.
             y: (N,) classes or numbers.
+            sample_weight: (N,) weights of the rows in training, for tables. Rows for validation,
+                calibration and tests count equally.
 
         Raises:
             ValueError: if the rows or parameters are invalid.
@@ -117,16 +119,22 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         name = getattr(y, "name", None)
         X, y = self._validate(X, y, reset=True)
         y = self._targets(y)
+        if sample_weight is not None:
+            sample_weight = _check_sample_weight(sample_weight, X, dtype=np.float64)
         runs = TemporaryDirectory(prefix="dubito-") if self.runs is None else nullcontext(self.runs)
         with _value_errors(), runs as folder_name:
             folder = Path(folder_name)
-            section = write_rows(X, y, name, self._names, self.get_params(deep=False), folder)
-            recipe = make_recipe(self._task, self.get_params(deep=False), section, folder)
+            parameters = self.get_params(deep=False)
+            section = write_rows(X, y, name, self._names, parameters, folder, sample_weight)
+            recipe = make_recipe(self._task, parameters, section, folder)
             if recipe.network.encoder is not None and self.runs is None:
                 raise InvalidInput("runs", "a folder in which to store the encoder", "none")
+            rows = load(recipe, folder)
+            if (rows.train.x == rows.train.x[0]).all():
+                raise InvalidInput("X", "a column with different values", "constant columns")
             result = fit(
                 recipe,
-                load(recipe, folder),
+                rows,
                 device=self.device,
                 runs=folder,
                 quiet=not self.verbose,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Shaped
+from jaxtyping import Float64, Shaped
 from sklearn.utils import check_random_state
 
 from model_store.errors import InvalidInput
@@ -107,6 +107,7 @@ def write_rows(
     names: list[str] | None,
     parameters: Mapping[str, Any],
     folder: Path,
+    weights: Float64[np.ndarray, "N"] | None = None,
 ) -> DataSection:
     """Write rows to a file, and return the `[data]` section that reads it."""
     data = {**(parameters["data"] or {})}
@@ -117,6 +118,8 @@ def write_rows(
             expected = "no value, because X and y determine it"
             raise InvalidInput(f"data.{key}", expected, repr(data[key]))
     if not is_frame(X) and (X.ndim > 2 or parameters["start"] is not None):
+        if weights is not None:
+            raise InvalidInput("sample_weight", "none, because the rows are no table", "some")
         buffer = io.BytesIO()
         np.savez(buffer, x=X, y=y)
         digest = sha256(np.ascontiguousarray(X).data)
@@ -126,13 +129,22 @@ def write_rows(
     table = to_table(X, names)
     kinds = {} if is_frame(X) else dict.fromkeys(table.column_names, "numeric")
     target_name = target if isinstance(target, str) and target not in table.column_names else "y"
-    while target_name in table.column_names:
-        target_name += "_"
-    content = to_parquet(table.append_column(target_name, pa.array(y)))
+    target_name = _unused(target_name, table)
+    table = table.append_column(target_name, pa.array(y))
+    if weights is not None:
+        data["weight"] = _unused("sample_weight", table)
+        table = table.append_column(data["weight"], pa.array(weights))
+    content = to_parquet(table)
     file = f"rows-{sha256(content).hexdigest()[:16]}.parquet"
     columns = {**kinds, **data.get("columns", {})}
     section = {**data, "source": f"parquet:{file}", "target": target_name, "columns": columns}
     return _write(content, section, folder / file)
+
+
+def _unused(name: str, table: pa.Table) -> str:
+    while name in table.column_names:
+        name += "_"
+    return name
 
 
 def _write(content: bytes, section: dict[str, Any], path: Path) -> DataSection:

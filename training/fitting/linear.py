@@ -36,18 +36,20 @@ def fit_linear(model: BayesianModel, rows: Rows) -> None:
     device = network.linear_bias.device
     standard = network.scale(torch.from_numpy(rows.x[::step]).to(device).float())
     x, y = standard.flatten(1).double().cpu().numpy(), rows.y[::step]
+    row_weights = np.ones(len(y)) if rows.weights is None else rows.weights[::step]
+    row_weights = row_weights / row_weights.mean()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Unconverged fits are acceptable.
         if isinstance(likelihood, Gaussian):
             mean, std = likelihood.target_mean.item(), likelihood.target_std.item()
-            weight, bias = fit_ridge(x, (y.astype(np.float64) - mean) / std)
+            weight, bias = fit_ridge(x, (y.astype(np.float64) - mean) / std, row_weights)
             weight, bias = weight[:, : likelihood.outputs], bias[: likelihood.outputs]
         else:
             assert isinstance(likelihood, Categorical)
             class_weights = np.ones(likelihood.outputs)
             if likelihood.log_weights is not None:
                 class_weights = likelihood.log_weights.double().exp().cpu().numpy()
-            weight, bias = fit_logistic(x, y, class_weights)
+            weight, bias = fit_logistic(x, y, len(class_weights), class_weights[y] * row_weights)
     network.linear_weight.copy_(torch.from_numpy(weight))
     network.linear_bias.copy_(torch.from_numpy(bias))
 
@@ -74,12 +76,12 @@ def choose_share(model: BayesianModel, validation: Rows) -> float:
 
 
 def fit_ridge(
-    x: Float64[np.ndarray, "N I"], y: Float64[np.ndarray, "N"]
+    x: Float64[np.ndarray, "N I"], y: Float64[np.ndarray, "N"], weights: Float64[np.ndarray, "N"]
 ) -> tuple[Float64[np.ndarray, "I 2"], Float64[np.ndarray, "2"]]:
     """Fit the mean by ridge regression, and the log variance to leave-one-out residuals."""
     from sklearn.linear_model import RidgeCV
 
-    ridge = RidgeCV(RIDGE_PENALTIES).fit(x, y)
+    ridge = RidgeCV(RIDGE_PENALTIES).fit(x, y, weights)
     variance = max(-ridge.best_score_, MIN_VARIANCE)
     weight = np.stack([ridge.coef_, np.zeros(x.shape[1])], axis=1)
     return weight, np.array([ridge.intercept_, math.log(variance)])
@@ -88,7 +90,8 @@ def fit_ridge(
 def fit_logistic(
     x: Float64[np.ndarray, "N I"],
     y: Int64[np.ndarray, "N"],
-    class_weights: Float64[np.ndarray, "C"],
+    num_classes: int,
+    weights: Float64[np.ndarray, "N"],
 ) -> tuple[Float64[np.ndarray, "I C"], Float64[np.ndarray, "C"]]:
     """Fit a logistic regression whose penalty is selected by cross-validation."""
     from scipy.special import log_softmax
@@ -97,14 +100,14 @@ def fit_logistic(
     def fit(
         index: Int64[np.ndarray, "M"], strength: float
     ) -> tuple[Float64[np.ndarray, "I C"], Float64[np.ndarray, "C"]]:
-        weight = np.zeros((x.shape[1], len(class_weights)))
-        bias = np.full(len(class_weights), MISSING_LOGIT)
+        weight = np.zeros((x.shape[1], num_classes))
+        bias = np.full(num_classes, MISSING_LOGIT)
         classes = np.unique(y[index])
         if len(classes) == 1:
             bias[classes] = 0.0
             return weight, bias
         regression = LogisticRegression(C=strength)
-        regression.fit(x[index], y[index], class_weights[y[index]])
+        regression.fit(x[index], y[index], weights[index])
         if len(classes) == 2:  # scikit-learn fits only the second class's logit
             bias[classes[0]] = 0.0
             classes = classes[1:]
@@ -119,5 +122,5 @@ def fit_logistic(
         for i, strength in enumerate(LOGISTIC_STRENGTHS):
             weight, bias = fit(train, strength)
             log_probs = log_softmax(x[fold] @ weight + bias, axis=1)
-            scores[i] += (class_weights[y[fold]] * log_probs[np.arange(len(fold)), y[fold]]).sum()
+            scores[i] += (weights[fold] * log_probs[np.arange(len(fold)), y[fold]]).sum()
     return fit(index, LOGISTIC_STRENGTHS[int(np.argmax(scores))])

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from model_store.artifacts.disk import replace_file
@@ -99,6 +99,7 @@ class Run:
         self.train = _tensors(splits.train, device)
         self.validation = _tensors(splits.validation, device)
         self.rows = len(splits.train)
+        self.weights = splits.train.weights
         self.batch_rows = min(recipe.training.batch_rows, self.rows)
         self.epoch_steps = self.rows // self.batch_rows
         is_continued = parent is not None and parent.recipe.method == recipe.method
@@ -190,7 +191,8 @@ class Run:
             while self.progress.step < self.steps:
                 epoch, i = divmod(self.progress.step, self.epoch_steps)
                 if order is None or i == 0:
-                    order = _order(self.rows, self.recipe.seed, Stream.ORDER, epoch).to(self.device)
+                    key = self.recipe.seed, Stream.ORDER, epoch
+                    order = _order(self.rows, *key, weights=self.weights).to(self.device)
                 self._step(order[i * self.batch_rows : (i + 1) * self.batch_rows])
                 self.progress.step += 1
                 self.progress.seconds = previous_s + time.monotonic() - start_s
@@ -390,5 +392,18 @@ def _tensors(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(rows.x).to(device), torch.from_numpy(rows.y).to(device)
 
 
-def _order(rows: int, *key: int) -> Tensor:
-    return torch.randperm(rows, generator=torch.Generator().manual_seed(hash_key(*key)))
+def _order(
+    rows: int, *key: int, weights: Float64[np.ndarray, "N"] | None = None
+) -> Int64[Tensor, "N"]:
+    """Shuffle the rows of an epoch.
+
+    With weights, a systematic sample contains each row in proportion to its weight on average.
+    """
+    generator = torch.Generator().manual_seed(hash_key(*key))
+    order = torch.randperm(rows, generator=generator)
+    if weights is None:
+        return order
+    ends = torch.from_numpy(weights)[order].cumsum(0)
+    places = (torch.arange(rows) + torch.rand(1, generator=generator)) * (ends[-1] / rows)
+    sample = order[torch.searchsorted(ends, places, right=True).clamp(max=rows - 1)]
+    return sample[torch.randperm(rows, generator=generator)]

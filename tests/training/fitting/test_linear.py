@@ -108,7 +108,7 @@ def test_ridge_has_the_variance_of_leave_one_out_residuals():
             residuals.append(y[i] - ridge.predict(x[i : i + 1])[0])
         return np.square(residuals).mean()
 
-    weight, bias = fit_ridge(x, y)
+    weight, bias = fit_ridge(x, y, np.ones(len(y)))
     assert math.exp(bias[1]) == pytest.approx(
         min(map(mean_square, (0.1, 0.316, 1, 3.16, 10))), 0.01
     )
@@ -119,7 +119,7 @@ def test_logistic_regression_supports_absent_classes_and_class_weights():
     x = rng.normal(size=(300, 2))
     y = np.array([0, 2])[(x[:, 0] + rng.normal(size=300) > 0).astype(int)]
     weights = np.array([1.0, 1.0, 3.0])
-    weight, bias = fit_logistic(x, y, weights)
+    weight, bias = fit_logistic(x, y, len(weights), weights[y])
     expected = LogisticRegression(C=10).fit(x, y, weights[y])
     scores = x @ weight + bias
     np.testing.assert_allclose(scores[:, 2] - scores[:, 0], expected.decision_function(x), atol=0.2)

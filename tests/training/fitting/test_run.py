@@ -22,7 +22,7 @@ from training.__main__ import main
 from training.data.rows import Rows, Splits
 from training.fitting.checkpoint import read_checkpoint, write_checkpoint
 from training.fitting.plots import plot_run
-from training.fitting.run import Run
+from training.fitting.run import Run, _order
 from training.recipe import load
 
 FIT = """
@@ -337,3 +337,14 @@ def timeless(history):
     return [
         {key: value for key, value in metrics.items() if key != "seconds"} for metrics in history
     ]
+
+
+def test_an_epoch_contains_rows_in_proportion_to_their_weights():
+    weights = np.array([0.0, 0.5, 1.0, 2.5, 4.0])
+    epochs = [_order(5, 0, epoch, weights=weights) for epoch in range(4_000)]
+    counts = torch.stack([torch.bincount(epoch, minlength=5) for epoch in epochs]).double()
+    expected = torch.from_numpy(weights / weights.mean())
+    assert ((counts - expected).abs() < 1.0).all()  # a systematic sample rounds up or down
+    torch.testing.assert_close(counts.mean(0), expected, rtol=0, atol=0.03)
+    firsts = torch.bincount(torch.stack(epochs)[:, 0], minlength=5) / len(epochs)
+    torch.testing.assert_close(firsts.double(), expected / 5, rtol=0, atol=0.03)
