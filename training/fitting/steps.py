@@ -97,7 +97,10 @@ class Steps:
         loss, nll = alpha_objective(log_likelihood, kl, kl_weight, self.recipe.alpha)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        nn.utils.clip_grad_norm_(self.parameters, GRADIENT_NORM)
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        if norm.is_cuda or norm > GRADIENT_NORM:
+            nn.utils.clip_grads_with_norm_(self.parameters, GRADIENT_NORM, norm)
         self.optimizer.step()
         error = likelihood.row_metric(predictions[0].detach(), y).mean()
         return torch.stack([nll.detach().double(), kl.detach().mean().double(), error])
