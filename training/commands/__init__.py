@@ -44,6 +44,7 @@ SHARED_OPTIONS: dict[str, dict[str, Any]] = {
     "--group": {"metavar": "COLUMN", "help": "keep the rows of each group in one split"},
     "--time": {"metavar": "COLUMN", "help": "calibrate and test on the latest rows"},
     "--weight": {"metavar": "COLUMN", "help": "weights of the training rows"},
+    "--test-fraction": {"type": float, "metavar": "SHARE", "help": "share of test rows (0.2)"},
     "--missing-value": {**REPEATED, "metavar": "TEXT", "help": "text of missing cells; repeatable"},
     "--date-format": {"metavar": "FORMAT", "help": "format of dates, such as %%d/%%m/%%Y"},
     "--decimal": {"metavar": "MARK", "help": "decimal mark in CSV, a point or a comma"},
@@ -56,8 +57,8 @@ SHARED_OPTIONS: dict[str, dict[str, Any]] = {
     "--data": {"metavar": "SRC", "help": "instead of the test rows of the (first) version's fit"},
 }
 DATA_OPTIONS = (
-    *("--target", "--task", "--group", "--time", "--weight", "--missing-value"),
-    *("--date-format", "--decimal", "--thousands", "--column", "--ignore"),
+    *("--target", "--task", "--group", "--time", "--weight", "--test-fraction"),
+    *("--missing-value", "--date-format", "--decimal", "--thousands", "--column", "--ignore"),
 )
 TEST_OPTIONS = ("--data", "--draws", "--rows", "--seed")
 

@@ -367,6 +367,16 @@ def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_again(
     assert first.quality["test_accuracy"] > 0.5
 
 
+def test_a_plan_keeps_a_test_fraction(tmp_path):
+    write(tmp_path)
+    section = DataSection(source="csv:things.csv", target="kind", test_fraction=0.1)
+    plan = make_plan(inspect_source(section, tmp_path), section, None, None)
+    assert plan.recipe.data.test_fraction == 0.1
+    data = load_data(plan.recipe, tmp_path)
+    assert len(data.test) == ROWS / 10
+    assert len(split(data, split_sizes(plan.recipe)).ranking) == round(0.12 * 0.9 * ROWS)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -376,6 +386,7 @@ def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_again(
         (["--data", "csv:things.csv"], "--target: expected the name of a column, got none"),
         (["--data", "csv:things.csv", "--group", "a", "--time", "b"], "--time: expected no value"),
         (["--data", "csv:things.csv", "--date-format", "%d"], "--date-format: expected a strptime"),
+        (["--data", "csv:things.csv", "--test-fraction", "1"], "--test-fraction: expected less"),
         (["things.toml", "--task", "regression"], "--task: expected no value, because the recipe"),
     ],
 )
