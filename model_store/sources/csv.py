@@ -19,6 +19,7 @@ from model_store.types import Pause, no_pause
 DELIMITERS = (",", ";", "\t", "|")
 MARK = re.compile(r'"?sep=(.)"?\r?\n')  # first line written by Excel
 CLOSED = "a CSV file with closed quotes"
+TO_CLOSING_QUOTE = re.compile(r'(?:[^"]|"")*+"')
 SAMPLE_BYTES = 1 << 16  # to detect the delimiter
 SAMPLE_LINES = 100
 ENCODINGS = ("utf-8-sig", "cp1252", "latin-1")  # tried in this order
@@ -56,6 +57,7 @@ class CsvTable:
         self.pause = pause
         self._has_encoding = encoding is not None
         self._cells = 0  # of the current row
+        self._line = ""  # the last one read
         with binary(source) as file:
             sample = file.read(SAMPLE_BYTES)
             self.encoding = (
@@ -78,6 +80,7 @@ class CsvTable:
 
     def _lines(self) -> Iterator[list[str]]:
         before: list[str] = []
+        first = 1  # line of the current row
         try:
             with (
                 _long_cells,
@@ -87,10 +90,13 @@ class CsvTable:
                 if self._is_marked:
                     file.readline()
                 lines = chain(self._bounded(file), [self.delimiter.join(END)])
-                for row in csv.reader(lines, delimiter=self.delimiter, skipinitialspace=True):
+                reader = csv.reader(lines, delimiter=self.delimiter, skipinitialspace=True)
+                for row in reader:
                     if before:
                         yield before
-                    before, self._cells = row, 0
+                    if reader.line_num > first:
+                        self._check_last_line(first)
+                    before, self._cells, first = row, 0, reader.line_num + 1
                     self.pause()
         except UnicodeDecodeError as error:
             if self._has_encoding:
@@ -109,7 +115,16 @@ class CsvTable:
             if len(line) > MAX_LETTERS or self._cells > MAX_CELLS:
                 expected = f"lines of at most {MAX_LETTERS} letters and {MAX_CELLS} cells"
                 raise InvalidInput(self.field, expected, "a longer one, or a quote that is open")
+            self._line = line
             yield line
+
+    def _check_last_line(self, first: int) -> None:
+        """Raise InvalidInput if text follows a quote, so that stray quotes do not merge rows."""
+        closing = TO_CLOSING_QUOTE.match(self._line)
+        rest = self._line[closing.end() :] if closing else ""
+        if rest.strip() and not re.match(rf" *{re.escape(self.delimiter)}", rest):
+            received = f"an unmatched quote in the row that starts in line {first}"
+            raise InvalidInput(self.field, CLOSED, received)
 
     def _detect_delimiter(self, sample: bytes) -> str:
         text = sample.decode(self.encoding, "ignore")

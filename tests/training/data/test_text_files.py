@@ -104,6 +104,12 @@ def test_points_that_may_be_between_thousands_are_refused_until_a_person_says(tm
     assert read(tmp_path, rest).columns[0].mean < 1000  # points are decimal elsewhere
 
 
+def test_cells_can_have_line_breaks(tmp_path):
+    notes = ['"a ""b""\nc"', '"a,\nb" ', '"\n"', '"a\n\nb"']
+    text = get_lines(note=[notes[i % 4] for i in range(ROWS)])
+    assert read(tmp_path, text).columns[0].categories == ("a\n\nb", 'a "b"\nc', "a,\nb")
+
+
 def test_what_is_not_usual_is_said_and_a_recipe_may_say_otherwise(tmp_path, caplog):
     caplog.set_level("INFO", "dubito.training")
     read(tmp_path, get_lines(";", comma=True).encode("cp1252"))
