@@ -37,14 +37,14 @@ BOOLEANS = {"true", "false"}
 SIGNS = "$€£¥%"
 MINUS = "\u2212"  # minus sign, in contrast to the hyphen
 CLOCK = re.compile(r"(-?)(\d{1,5}):([0-5]\d)(?::([0-5]\d(?:\.\d+)?))?", re.ASCII)  # H:MM:SS
-SPACES = "\u00a0\u202f"  # non-breaking spaces
+SPACES = "\u00a0\u202f\u2009"  # non-breaking and thin spaces
 COMMA_NUMBER = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?", re.ASCII)
 THOUSANDS = re.compile(r"[+-]?\d{1,3},\d{3}", re.ASCII)  # or a decimal comma
 POINT_NUMBER = re.compile(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?", re.ASCII)
 MAX_CHARACTERS = 100  # per number or time
 TIME_EXAMPLE = "2024-05-01 or 2024-05-01T13:30"
 ISO = re.compile(
-    r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:Z|[+-]\d{2}:?\d{2})?)?",
+    r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:Z|[+-]\d{2}(?::?\d{2})?)?)?",
     re.ASCII,
 )
 Numbers = Float64[np.ndarray, "N"]  # numbers or times, NaN for missing values

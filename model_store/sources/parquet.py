@@ -43,7 +43,8 @@ def _open_file(
 ) -> Iterator[parquet.ParquetFile]:
     try:
         content = source if isinstance(source, io.RawIOBase) else as_file(source)
-        with parquet.ParquetFile(content, **options) as file:
+        # In nanoseconds, the default, years after 2262 overflow without an error.
+        with parquet.ParquetFile(content, coerce_int96_timestamp_unit="us", **options) as file:
             yield file
     except MemoryError:
         raise

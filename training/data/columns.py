@@ -57,7 +57,7 @@ MAX_SHOWN_CELLS = 3  # per error
 MAX_SHOWN = 40  # characters per cell
 WRITTEN = b"written"  # metadata key of a number format
 ISO_FORMAT = ""  # instead of a `strptime` format
-HAS_OFFSET = re.compile(r":\d{2}.*(?:Z|[+-]\d{2}:?\d{2})$")
+HAS_OFFSET = re.compile(r":\d{2}.*(?:Z|[+-]\d{2}(?::?\d{2})?)$")
 TIME_OF_DAY = r"(?:[T ]\d{1,2}:\d{2}(?::\d{2})?)?"
 DATES = {  # date formats by pattern
     re.compile(r"\d{4}/\d{1,2}/\d{1,2}" + TIME_OF_DAY, re.ASCII): ("%Y/%m/%d",),

@@ -208,10 +208,26 @@ def test_a_date_format_reads_whole_numbers_as_dates(tmp_path):
         assert (x == x[0]).all()
 
 
-def test_times_with_and_without_an_offset_cause_a_warning(tmp_path, caplog):
-    times = [["2024-05-01T10:00", "2024-05-02T10:00+02:00"][i % 2] for i in range(N)]
+@pytest.mark.parametrize("offset", ["+02:00", "+02"])
+def test_times_with_and_without_an_offset_cause_a_warning(tmp_path, caplog, offset):
+    times = [["2024-05-01T10:00", f"2024-05-02T10:00{offset}"][i % 2] for i in range(N)]
     inspected(tmp_path, as_lines("x,y", times, Y))
     assert "column x: 1 of 2 times, such as '2024-05-01T10:00', have no UTC offset" in caplog.text
+
+
+def test_old_parquet_timestamps_do_not_overflow(tmp_path):
+    days = [[dt.datetime(9999, 12, 31), dt.datetime(1500, 1, 1), DAY][i % 3] for i in range(N)]
+    table, contents = pa.table({"x": pa.array(days, pa.timestamp("us"))}), []
+    for is_int96 in (False, True):
+        sink = io.BytesIO()
+        parquet.write_table(table, sink, use_deprecated_int96_timestamps=is_int96)
+        contents.append(sink.getvalue())
+    columns = fitted(tmp_path, table).columns
+    expected, x = (encoded_by_file(content, ".parquet", columns) for content in contents)
+    assert x.tolist() == expected.tolist()
+    (tmp_path / "b.parquet").write_bytes(contents[1])
+    (column,) = inspect_source(DataSection(source="parquet:b.parquet"), tmp_path).columns
+    assert column.reason == "dates or times, 1500-01-01 to 9999-12-31"
 
 
 def test_a_dataframe_column_of_several_types_is_refused_by_its_name():

@@ -28,6 +28,7 @@ DOLLARS = NumberStyle(sign="$", thousands=",")
         ("1.234,50 €", NumberStyle(sign="€", decimal=",", thousands="."), 1234.5),
         ("1 234 567", NumberStyle(thousands=" "), 1234567.0),
         ("1\u00a0234,5", NumberStyle(decimal=",", thousands=" "), 1234.5),
+        ("1\u2009234,5", NumberStyle(decimal=",", thousands=" "), 1234.5),
         ("1'234.5", NumberStyle(thousands="'"), 1234.5),
     ],
 )
