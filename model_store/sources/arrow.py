@@ -39,7 +39,7 @@ def column_type(column: Column) -> ColumnType | None:
         return "times"
     if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
         return "text"
-    if types.is_integer(kind):
+    if types.is_integer(kind) or (types.is_decimal(kind) and kind.scale <= 0):
         ends = compute.min_max(column).values()
         is_exact = all(abs(end.as_py() or 0) <= EXACT_INTEGERS for end in ends)
         return "numbers" if is_exact else "integers"

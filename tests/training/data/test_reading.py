@@ -186,7 +186,8 @@ def test_integers_beyond_float64_are_compared_as_integers(tmp_path, first):
     numbers = [first + i for i in range(N)]
     kinds = [[first + i % 3 for i in range(N)], numbers]
     table = pd.DataFrame({"few": kinds[0], "account": kinds[1], "y": Y})
-    for frame in (table, as_lines("few,account,y", *kinds, Y)):
+    decimals = table.map(Decimal)
+    for frame in (table, decimals, as_lines("few,account,y", *kinds, Y)):
         few, account = inspected(tmp_path, frame).columns
         assert (few.kind, few.reason) == ("categorical", "3 categories")
         assert (account.kind, account.reason[:33]) == (
