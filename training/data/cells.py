@@ -48,7 +48,7 @@ SAMPLE_ROWS = 10_000  # for the decimal mark
 # Names of pandas' unnamed index in CSV, in re-exported CSV, and in Parquet.
 INDEX_NAMES = re.compile(r"|Unnamed: 0|__index_level_0__")
 PARQUET_START, GZIP_START = b"PAR1", b"\x1f\x8b"
-GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}", re.ASCII)  # the point may group thousands
+GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}[.,]\d{3}", re.ASCII)  # the mark may group thousands
 SMALL_WHOLE = re.compile(r"[+-]?\d{1,3}", re.ASCII)
 CODE = re.compile(r"0\d+", re.ASCII)  # such as a postal code
 MIN_GROUPED = 5  # fewer grouped numbers may be accidental
@@ -58,7 +58,7 @@ MIN_GROUPED = 5  # fewer grouped numbers may be accidental
 class NumberFormat:
     style: NumberStyle = PLAIN
     is_known: bool = False  # configured, or implied by other numbers
-    is_ambiguous: bool = False  # every point may group thousands, as in 2.471
+    is_ambiguous: bool = False  # every decimal mark may group thousands, as in 2.471
 
     def parse(self, texts: Sequence[str]) -> dict[str, float]:
         """Parse numeric texts, such as "1.234,5" as 1234.5, and skip all others."""
@@ -269,7 +269,8 @@ def _infer_number_format(table: pa.Table, section: "DataSection", delimiter: str
         message = 'reading numbers with decimal commas%s (set data.decimal = "." to change this)'
         log.info(message, grouping)
         thousands = section.thousands or ("." if points else None)
-        return NumberFormat(NumberStyle(decimal=",", thousands=thousands), is_known=True)
+        style = NumberStyle(decimal=",", thousands=thousands)
+        return NumberFormat(style, is_known=True, is_ambiguous=not has_decimal_commas)
     is_ambiguous = may_be_grouped and section.thousands is None
     style = NumberStyle(thousands=section.thousands)
     return NumberFormat(style, bool(points) or is_grouped, is_ambiguous)
@@ -284,7 +285,7 @@ def _infer_type(
     is_complete = len(numbers) == len(texts)
     if is_complete and not (thousands is not None and any(thousands in text for text in texts)):
         if number_format.is_ambiguous and kind != "ignored":
-            _check_grouping(name, texts)
+            _check_grouping(name, texts, number_format.style.decimal)
         code = next(filter(CODE.fullmatch, texts), None)
         if code is not None and kind is None:
             message = "column %s: reading %r as %d (set --column %s=categorical if it is a code)"
@@ -315,18 +316,20 @@ def _infer_type(
     return name, column
 
 
-def _check_grouping(name: str, texts: Sequence[str]) -> None:
-    """Raise InvalidInput if the points in numbers are probably thousands separators.
+def _check_grouping(name: str, texts: Sequence[str], mark: Decimal) -> None:
+    """Raise InvalidInput if the decimal marks in numbers are probably thousands separators.
 
-    This is likely if the other numbers have up to three digits and no point.
+    This is likely if the other numbers have up to three digits and no mark.
     """
     grouped = [text for text in texts if GROUPED.fullmatch(text)]
     plain = [text for text in texts if not GROUPED.fullmatch(text)]
     if len(grouped) >= MIN_GROUPED and plain and all(map(SMALL_WHOLE.fullmatch, plain)):
+        decimal, kind = (",", "point") if mark == "." else (".", "comma")
         expected = (
-            f"unambiguous numbers (to read {grouped[0]} as {grouped[0].replace('.', '')}, set "
-            'data.decimal = "," and data.thousands = ".", or --decimal , --thousands .; for a '
-            'decimal point, set data.decimal = "." or --decimal .)'
+            f"unambiguous numbers (to read {grouped[0]} as {grouped[0].replace(mark, '')}, set "
+            f'data.decimal = "{decimal}" and data.thousands = "{mark}", or --decimal {decimal} '
+            f'--thousands {mark}; for a decimal {kind}, set data.decimal = "{mark}" or '
+            f"--decimal {mark})"
         )
         raise InvalidInput(f"column {name}", expected, f"{grouped[0]!r} and {plain[0]!r}")
 

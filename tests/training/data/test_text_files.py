@@ -93,15 +93,23 @@ def test_points_between_thousands_are_known_by_decimal_commas_elsewhere(tmp_path
     assert len(set(map(tuple, encode_objects(rows, data.columns, "inputs").tolist()))) == 1
 
 
-def test_points_that_may_be_between_thousands_are_refused_until_a_person_says(tmp_path):
+@pytest.mark.parametrize(("mark", "other"), [(".", ","), (",", ".")])
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_marks_that_may_be_between_thousands_are_refused_until_a_person_says(
+    tmp_path, delimiter, mark, other
+):
     amounts = [200 + 43 * i for i in range(ROWS)]
-    text = get_lines(";", amount=[f"{amount:,}".replace(",", ".") for amount in amounts])
-    refused(lambda: read(tmp_path, text), "'1.017' and '200'")
-    thousands = read(tmp_path, text, decimal=",", thousands=".").columns[0].mean
+    text = get_lines(delimiter, amount=[f"{amount:,}".replace(",", mark) for amount in amounts])
+    refused(lambda: read(tmp_path, text), f"'1{mark}017' and '200'", f'data.decimal = "{other}"')
+    thousands = read(tmp_path, text, decimal=other, thousands=mark).columns[0].mean
     assert thousands == pytest.approx(np.mean(amounts), rel=0.1)
-    assert read(tmp_path, text, decimal=".").columns[0].mean < 1000
+    assert read(tmp_path, text, decimal=mark).columns[0].mean < 1000
+
+
+def test_points_are_decimal_if_other_columns_have_decimal_points(tmp_path):
+    amounts = [200 + 43 * i for i in range(ROWS)]
     rest = get_lines(";", amount=[f"{amount:,}".replace(",", ".") for amount in amounts], x=WEIGHT)
-    assert read(tmp_path, rest).columns[0].mean < 1000  # points are decimal elsewhere
+    assert read(tmp_path, rest).columns[0].mean < 1000
 
 
 def test_cells_can_have_line_breaks(tmp_path):
