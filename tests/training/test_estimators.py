@@ -281,6 +281,11 @@ def test_what_is_wrong_is_named(classifier, parameters, asked, said):
             classifier.uncertainty(X, **asked)
 
 
+def test_unicode_forms_of_a_label_are_one_class():
+    with pytest.raises(ValueError, match="expected two classes or more, got 1 class"):
+        Classifier().fit(np.arange(60).reshape(30, 2), ["caf\u00e9", "cafe\u0301"] * 15)
+
+
 def test_constant_columns_are_refused(classifier):
     with pytest.raises(ValueError, match="X: expected a column with different values"):
         clone(classifier).fit(np.ones((60, 2)), np.arange(60) % 2)

@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+from unicodedata import category, normalize
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +28,10 @@ DATE_LIKE = re.compile(  # dates that need `data.date_format`
     r"\d{1,4}[-/. ]+(?:\d{1,2}|[A-Za-z]{3,9})[-/., ]+\d{2,4}(?:\D.*)?"
     r"|[A-Za-z]{3,9}\.? \d{1,2},? \d{4}(?:\D.*)?|\d{4}[-/]\d{2}"
 )
+BOOLEAN_SPELLINGS = {  # in lower case
+    **dict.fromkeys(("1", "t", "true", "y", "yes"), "true"),
+    **dict.fromkeys(("0", "f", "false", "n", "no"), "false"),
+}
 HEAVY = 30.0  # interquartile ranges from the median to the furthest value
 FORMATTED_NUMBER = re.compile(  # with currency signs, percent signs or grouped thousands
     r"(?=.*\d)[+-]?[$€£¥]?\s?(?:\d{1,3}(?:[,.' ]\d{3})+|\d*)(?:[.,]\d+)?\s?[%$€£¥]?", re.ASCII
@@ -160,7 +165,7 @@ def _inspect_categories(name: str, values: Categories, is_declared: bool) -> Col
     elif len(counts) > present / 2:
         notes.append("most values occur once: free text?")
     if group_similar(counts):
-        notes.append("some categories differ only in spaces or capitals")
+        notes.append("some categories differ only in their spelling")
     return ColumnFinding(name, "categorical", f"{len(counts)} categories", values, notes)
 
 
@@ -200,11 +205,18 @@ def describe_nearly_numbers(values: Iterable[str]) -> list[str]:
 
 
 def group_similar(values: Iterable[str]) -> list[list[str]]:
-    """Group values that differ only in spacing or capitalisation."""
+    """Group values that differ only in spaces, capitals, Unicode forms or boolean spellings."""
+    keys = {value: _spelling(value) for value in sorted(values)}
+    is_boolean = BOOLEAN_SPELLINGS.keys() >= set(keys.values())
     groups = defaultdict(list)
-    for value in sorted(values):
-        groups["".join(value.split()).casefold()].append(value)
+    for value, key in keys.items():
+        groups[BOOLEAN_SPELLINGS[key] if is_boolean else key].append(value)
     return [group for group in groups.values() if len(group) > 1]
+
+
+def _spelling(value: str) -> str:
+    text = "".join(c for c in normalize("NFKC", value) if category(c) != "Cf")  # invisible
+    return "".join(text.split()).casefold()
 
 
 def as_numbers(values: Numbers | Categories) -> Float64[np.ndarray, "N"]:

@@ -151,16 +151,19 @@ def find_times(
 
 
 def _merge_equal(name: str, column: Column) -> Categories:
-    """Read categories, and warn if texts denote the same one, such as 1 and 1.0."""
+    """Read categories, and warn if texts denote the same one, such as 1 and 1.0.
+
+    Categories are in Unicode's normal form C.
+    """
     text = as_text(column)
     texts = [] if text is None else text.drop_null().unique().to_pylist()
-    categories = list(map(category_text, texts))
+    categories = [normalize("NFC", category_text(value)) for value in texts]
     repeated = [c for c, count in Counter(categories).items() if count > 1]
     if repeated:
         equal = [repr(t) for t, c in zip(texts, categories, strict=True) if c == repeated[0]]
         message = "column %s: %s are one category"
         log.warning(message, name, " and ".join(equal[:MAX_SHOWN_CELLS]))
-    return read_categories(column)
+    return [value and normalize("NFC", value) for value in read_categories(column)]
 
 
 def _times(
@@ -311,7 +314,7 @@ def _moments(name: str, values: Numbers) -> dict[str, Any]:
 
 
 def _fit_categories(name: str, values: Categories) -> CategoricalColumn:
-    counts = Counter(normalize("NFC", value) for value in values if value is not None)
+    counts = Counter(value for value in values if value is not None)
     ranked = sorted(counts, key=lambda value: (-counts[value], value))
     if len(counts) > MAX_CATEGORIES:
         kept = ranked[:MAX_KEPT_CATEGORIES]

@@ -256,7 +256,7 @@ def _rare(classes: dict[str, int]) -> list[str]:
 
 def similar_class_warnings(classes: Iterable[str]) -> list[str]:
     groups = [", ".join(map(repr, group)) for group in group_similar(classes)]
-    message = "classes that differ only in spaces or capitals"
+    message = "classes that differ only in their spelling"
     return [f"{message}: {'; '.join(groups[:10])}"] if groups else []
 
 

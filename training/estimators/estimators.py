@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+from unicodedata import normalize
 
 import numpy as np
 from jaxtyping import Float64, Int64, Shaped
@@ -438,4 +439,4 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
 def _class_names(labels: np.ndarray) -> list[str]:
     from model_store.sources.cells import category_text
 
-    return [category_text(label) for label in labels.tolist()]
+    return [normalize("NFC", category_text(label)) for label in labels.tolist()]

@@ -83,7 +83,7 @@ def test_every_column_is_taken_for_something_for_a_reason(tmp_path):
     )
     assert "column price may" not in text
     assert "! a heavy tail: its furthest value is" in text
-    assert "some categories differ only in spaces or capitals" in text
+    assert "some categories differ only in their spelling" in text
     assert re.search(r"  id +ignored +it numbers the rows", text)
     assert "  and 7 more" in "\n".join(found(tmp_path).report(max_columns=2))
 
@@ -465,7 +465,7 @@ def test_a_target_of_numbers_but_for_a_few_words_waits_for_a_person(tmp_path, ca
 
 def test_classes_that_differ_in_spaces_or_capitals_alone_are_told(tmp_path, capsys):
     write(tmp_path, kind=[["Yes", "no", "YES", "yes", "No"][i % 5] for i in range(ROWS)])
-    says = "! classes that differ only in spaces or capitals: 'No', 'no'; 'YES', 'Yes', 'yes'"
+    says = "! classes that differ only in their spelling: 'No', 'no'; 'YES', 'Yes', 'yes'"
     with working_in(tmp_path):
         assert main(["inspect", "--data", "csv:things.csv", "--target", "kind"]) == 0
         assert says in capsys.readouterr().out

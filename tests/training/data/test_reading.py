@@ -174,6 +174,35 @@ def test_spellings_of_a_boolean_are_one_class_and_one_category(tmp_path, other):
         assert sent.tolist() == x[:4].tolist()
 
 
+def test_unicode_forms_are_one_class_and_one_category(tmp_path, caplog):
+    texts = [["caf\u00e9", "cafe\u0301", "tea"][i % 3] for i in range(N)]
+    table = pd.DataFrame({"x": texts, "y": texts})
+    for frame in (as_lines("x,y", texts, texts), table, table.astype("category")):
+        assert inspected(tmp_path, frame).classes == {"caf\u00e9": 40, "tea": 20}
+        kind = "csv" if isinstance(frame, str) else "parquet"
+        data = load(get_recipe(f"{kind}:a.{kind}", "classification", target="y"), tmp_path)
+        assert data.classes == data.columns[0].categories == ("caf\u00e9", "tea")
+    assert "column y: 'caf\u00e9' and 'cafe\u0301' are one category" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ("True", "False", "1", "0"),
+        ("yes", "no", "Y"),
+        ("Rome", "Rome\u200b"),
+        ("A1", "\uff21\uff11"),
+    ],
+)
+def test_spellings_of_one_category_cause_a_note(tmp_path, values):
+    texts = [values[i % len(values)] for i in range(N)]
+    (column,) = inspected(tmp_path, as_lines("x,y", texts, Y)).columns
+    assert column.notes == ["some categories differ only in their spelling"]
+    others = ["1", "0", "yes", "2"]
+    (column,) = inspected(tmp_path, as_lines("x,y", [others[i % 4] for i in range(N)], Y)).columns
+    assert column.notes == []
+
+
 def test_a_category_type_of_integers_is_categorical_in_files_of_pandas(tmp_path):
     frame = pd.DataFrame({"x": pd.Series(np.arange(N) % 3, dtype="category"), "y": Y})
     assert inspected(tmp_path, frame).columns[0].kind == "categorical"
