@@ -36,6 +36,11 @@ HEAVY = 30.0  # interquartile ranges from the median to the furthest value
 FORMATTED_NUMBER = re.compile(  # with currency signs, percent signs or grouped thousands
     r"(?=.*\d)[+-]?[$€£¥]?\s?(?:\d{1,3}(?:[,.' ]\d{3})+|\d*)(?:[.,]\d+)?\s?[%$€£¥]?", re.ASCII
 )
+WITH_UNIT = re.compile(  # such as 12.5 kg, 10k, USD 1,200 or ₹500
+    r"([^\W\d_]{1,3}\.? |[^\w\s.,:;/()<>+='-])?[+-]?\d+(?:[.,]\d{3})*(?:[.,]\d+)?"
+    r"(\s?[^\d\s.,:;/()<>+='-]\D{0,5})?"
+)
+MAX_UNITS = 3
 MAX_NUMERIC_CLASSES = 10  # more distinct whole numbers mean regression
 MIN_WORDS = 4  # mean number in free text
 LEAK_ROWS = 5_000
@@ -150,7 +155,7 @@ def _inspect_categories(name: str, values: Categories, is_declared: bool) -> Col
         if counts:
             reason = f"the same in every row ({next(iter(counts))[:40]!r})"
         return ColumnFinding(name, "ignored", reason, values)
-    notes = [] if is_declared else _format_hints(counts)
+    notes = [] if is_declared else format_hints(counts)
     is_rare = len(counts) > MAX_CATEGORIES and max(counts.values()) < RARE
     if is_rare or len(counts) == present >= MIN_ROWS:
         reason = f"an id or free text: {len(counts)} different values in {present} rows"
@@ -169,10 +174,11 @@ def _inspect_categories(name: str, values: Categories, is_declared: bool) -> Col
     return ColumnFinding(name, "categorical", f"{len(counts)} categories", values, notes)
 
 
-def _format_hints(counts: Iterable[str]) -> list[str]:
+def format_hints(counts: Iterable[str]) -> list[str]:
+    """Describe numbers and dates among distinct values that are read as text."""
     notes = [
         f"{note} (set --missing-value to read such cells as missing)"
-        for note in describe_nearly_numbers(counts)
+        for note in _describe_nearly_numbers(counts)
     ]
     examples = {find_sign(value): value for value in counts}
     if all(map(WHOLE.fullmatch, counts)) and max(map(float, counts)) > EXACT_INTEGERS:
@@ -185,6 +191,8 @@ def _format_hints(counts: Iterable[str]) -> list[str]:
             remedy = "Write all of them with the same sign"
         text_list = ", ".join(repr(example[:30]) for example in examples.values())
         notes.append(f"numbers ({text_list})? {remedy}")
+    elif not notes and _have_units(counts):
+        notes.append(f"numbers with units ({next(iter(counts))[:30]!r})? Write them without units")
     if all(DATE_LIKE.fullmatch(value.strip()) for value in counts):
         notes.append(
             f"dates ({next(iter(counts))[:30]!r})? Set data.date_format or --date-format, such as "
@@ -193,7 +201,13 @@ def _format_hints(counts: Iterable[str]) -> list[str]:
     return notes
 
 
-def describe_nearly_numbers(values: Iterable[str]) -> list[str]:
+def _have_units(values: Iterable[str]) -> bool:
+    matches = [WITH_UNIT.fullmatch(value) for value in values]
+    units = {match and match.groups() for match in matches}
+    return len(matches) > MAX_NUMERIC_CLASSES and None not in units and len(units) <= MAX_UNITS
+
+
+def _describe_nearly_numbers(values: Iterable[str]) -> list[str]:
     """Describe a column in which most, but not all, distinct values are numbers."""
     distinct = list(values)
     texts = [value for value in distinct if not is_number(value)]

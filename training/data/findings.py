@@ -22,7 +22,7 @@ from training.data.column_findings import (
     ColumnFinding,
     Index,
     describe_leak,
-    describe_nearly_numbers,
+    format_hints,
     group_similar,
     inspect_column,
     split_warnings,
@@ -187,9 +187,8 @@ def _add_target(
         if leak is not None:
             warnings.append(f"column {column.name} may leak the target: {leak}")
     if isinstance(target.values, list) and task != "regression":
-        numbers = describe_nearly_numbers({v for v in target.values if v is not None})
-        remedy = "for a regression, set --missing-value to read such cells as missing"
-        warnings += [f"column {name} has {note}; {remedy}" for note in numbers]
+        hints = format_hints(Counter(v for v in target.values if v is not None))
+        warnings += [f"column {name}: {hint}" for hint in hints]
     warnings += _rare(findings.classes)
     if has_random_splits:
         warnings += split_warnings(findings.columns, y, is_regression)

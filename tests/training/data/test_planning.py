@@ -104,6 +104,24 @@ def test_numbers_with_signs_are_told_from_text(tmp_path, cells, is_said):
     assert ("Write all of them with the same sign" in text) == is_said
 
 
+@pytest.mark.parametrize("name", ["name", "price"])
+@pytest.mark.parametrize(
+    ("cells", "is_said"),
+    [
+        ([f"USD {i + 1:,}.50" for i in range(ROWS)], True),
+        ([f"{i % 40}.5 kg" for i in range(ROWS)], True),
+        ([f"{i}{'kM'[i % 2]}" for i in range(ROWS)], True),
+        ([f"{i}{'ABCD'[i % 4]}" for i in range(ROWS)], False),  # seats
+        ([f"{i}.2.0" for i in range(ROWS)], False),  # versions
+        ([f"P{i}" for i in range(ROWS)], False),
+    ],
+)
+def test_numbers_with_units_cause_a_note_also_as_the_target(tmp_path, name, cells, is_said):
+    write(tmp_path, **{name: cells})
+    text = "\n".join(found(tmp_path, "price").report())
+    assert (f"numbers with units ('{cells[0]}')? Write them without units" in text) == is_said
+
+
 def test_values_that_stop_a_column_from_being_numeric_are_shown_with_their_rows(tmp_path):
     write(tmp_path, price=["?" if i in (5, 9) else cell for i, cell in enumerate(COLUMNS["price"])])
     (column,) = (c for c in found(tmp_path).columns if c.name == "price")
@@ -187,8 +205,8 @@ def test_dates_that_no_rule_reads_are_asked_about(tmp_path, written, form):
 def test_a_target_of_numbers_and_words_is_asked_about(tmp_path):
     price = ["?" if i % 3 == 0 else i + 0.5 for i in range(300)]
     write(tmp_path, price=price)
-    (message,) = (text for text in found(tmp_path, "price").warnings if "for a regression" in text)
-    assert message.startswith("column price has 200 different numbers, and '?'; for a regression")
+    (message,) = (text for text in found(tmp_path, "price").warnings if "numbers" in text)
+    assert message.startswith("column price: 200 different numbers, and '?' (set --missing-value")
 
 
 def test_a_recipe_says_any_name_of_a_column(tmp_path, monkeypatch):
