@@ -48,6 +48,12 @@ SAMPLE_ROWS = 10_000  # for the decimal mark
 # Names of pandas' unnamed index in CSV, in re-exported CSV, and in Parquet.
 INDEX_NAMES = re.compile(r"|Unnamed: 0|__index_level_0__")
 PARQUET_START, GZIP_START = b"PAR1", b"\x1f\x8b"
+UNSUPPORTED = {  # kinds of files by their first bytes
+    b"BZh": "bzip2",
+    b"\xfd7zX": "xz",
+    b"\x28\xb5\x2f\xfd": "Zstandard",
+    b"\xd0\xcf\x11\xe0": "Excel",
+}
 GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}[.,]\d{3}", re.ASCII)  # the mark may group thousands
 SMALL_WHOLE = re.compile(r"[+-]?\d{1,3}", re.ASCII)
 CODE = re.compile(r"0\d+", re.ASCII)  # such as a postal code
@@ -204,6 +210,9 @@ def csv_source(path: Path) -> Path | bytes:
         start = file.read(4)
     if start == PARQUET_START:
         raise InvalidInput("data.source", f"a CSV file (parquet:{path.name})", "a Parquet file")
+    for magic, kind in UNSUPPORTED.items():
+        if start.startswith(magic):
+            raise InvalidInput("data.source", "a CSV file, or one in gzip", f"a file in {kind}")
     return gzip.decompress(path.read_bytes()) if start[:2] == GZIP_START else path
 
 

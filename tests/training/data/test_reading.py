@@ -1,9 +1,11 @@
 """A fit, a request, a file and a DataFrame read a value in the same way."""
 
+import bz2
 import datetime as dt
 import gzip
 import io
 import json
+import lzma
 import zipfile
 from decimal import Decimal
 
@@ -415,3 +417,7 @@ def test_archives_and_parquet_files_are_refused_as_csv(tmp_path):
         archive.writestr("a.csv", "x,y\n1,2\n")
     with pytest.raises(InvalidInput, match=r"a CSV file .unpack the archive., got a zip archive"):
         inspect_source(DataSection(source="csv:a.zip"), tmp_path)
+    for compress, kind in ((bz2.compress, "bzip2"), (lzma.compress, "xz")):
+        (tmp_path / "a.csv").write_bytes(compress(b"x,y\n1,2\n"))
+        with pytest.raises(InvalidInput, match=f"a CSV file, or one in gzip, got a file in {kind}"):
+            inspect_source(DataSection(source="csv:a.csv"), tmp_path)
