@@ -56,7 +56,7 @@ UNSUPPORTED = {  # kinds of files by their first bytes
 }
 GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}[.,]\d{3}", re.ASCII)  # the mark may group thousands
 SMALL_WHOLE = re.compile(r"[+-]?\d{1,3}", re.ASCII)
-CODE = re.compile(r"0\d+", re.ASCII)  # such as a postal code
+CODE = re.compile(r"0\d+|\d+E\d+", re.ASCII)  # such as a postal code, or 12E4
 MIN_GROUPED = 5  # fewer grouped numbers may be accidental
 
 
@@ -297,8 +297,8 @@ def _infer_type(
             _check_grouping(name, texts, number_format.style.decimal)
         code = next(filter(CODE.fullmatch, texts), None)
         if code is not None and kind is None:
-            message = "column %s: reading %r as %d (set --column %s=categorical if it is a code)"
-            log.info(message, name, code, int(code), name)
+            message = "column %s: reading %r as %.15g (set --column %s=categorical if it is a code)"
+            log.info(message, name, code[:MAX_SHOWN], numbers[code], name)
         is_large = max(map(abs, numbers.values()), default=0.0) > EXACT_INTEGERS
         is_exact = kind == "numeric" or not (is_large and all(map(WHOLE.fullmatch, texts)))
         if not is_exact:

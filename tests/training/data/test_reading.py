@@ -308,11 +308,13 @@ def test_numbers_of_accountants_and_clocks_are_read(tmp_path, texts, numbers):
         assert sent.tolist() == expected.tolist()
 
 
-def test_the_kind_of_a_column_is_an_option_that_leading_zeros_suggest(tmp_path, caplog, capsys):
+def test_the_kind_of_a_column_is_an_option_that_codes_suggest(tmp_path, caplog, capsys):
     codes = [f"0{1000 + i % 5}" for i in range(N)]
     with caplog.at_level("INFO", "dubito.training"):
+        inspected(tmp_path, as_lines("part,y", [["1234", "12E4"][i % 2] for i in range(N)], Y))
         inspected(tmp_path, as_lines("zip,y", codes, Y))
     assert "column zip: reading '01000' as 1000 (set --column zip=categorical if" in caplog.text
+    assert "column part: reading '12E4' as 120000 (set --column part=categ" in caplog.text
     options = ["inspect", "--data", f"csv:{tmp_path / 'a.csv'}", "--json"]
     main([*options, "--column", "zip=categorical"])
     column, _ = json.loads(capsys.readouterr().out)["columns"]
