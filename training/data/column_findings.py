@@ -104,6 +104,9 @@ def inspect_column(
         first, last = (str(np.datetime64(int(s), "s"))[:16].replace("T00:00", "") for s in ends)
         reason = f"dates or times, {first} to {last}"
         finding = ColumnFinding(name, "time", reason, values)
+        if tail_length(present) > HEAVY:
+            far = "the first or last is far from the others"
+            finding.notes.append(f"{far}; if it means missing, set --missing-value or clear it")
     else:
         finding = _inspect_numbers(name, values, rows)
     if config is None:
@@ -291,7 +294,7 @@ def _describe_total(column: ColumnFinding) -> str | None:
     parts, last = np.nan_to_num(values[:-1]), values[-1]
     with np.errstate(over="ignore"):
         is_sum = np.isclose(last, parts.sum(), rtol=1e-6) and abs(last) > np.abs(parts).max()
-    if not is_sum or np.count_nonzero(parts) <= len(parts) / 2:
+    if not (is_sum and np.isfinite(last)) or np.count_nonzero(parts) <= len(parts) / 2:
         return None
     return f"column {column.name} is the sum of the other rows"
 

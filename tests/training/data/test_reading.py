@@ -330,6 +330,8 @@ def test_a_totals_row_is_named(tmp_path, last):
     (warning,) = inspected(tmp_path, lines).warnings
     assert warning.startswith(f"row {N}, the last, looks like a total (column ")
     assert inspected(tmp_path, lines[: lines.rindex("\n")]).warnings == []
+    infinite = as_lines("sales,y", ["inf", *["1"] * (N - 2), "inf"], [i % 3 for i in range(N)])
+    assert inspected(tmp_path, infinite).warnings == []
 
 
 def test_a_random_split_of_times_or_groups_causes_a_warning(tmp_path):
@@ -378,6 +380,15 @@ def test_a_few_cells_that_are_no_dates_are_refused_and_named(tmp_path):
     assert column.kind == "refused"
     assert "dates or times, like 59 of its 60 values (set data.missing_values" in column.reason
     assert column.reason.endswith("got '0000-00-00' in row 59")
+
+
+@pytest.mark.parametrize("placeholder", ["1900-01-01", "9999-12-31"])
+def test_a_date_far_from_the_others_causes_a_note(tmp_path, placeholder):
+    days = [f"{DAY + dt.timedelta(days=i):%Y-%m-%d}" for i in range(N)]
+    (column,) = inspected(tmp_path, as_lines("x,y", days, Y)).columns
+    assert column.notes == []
+    (column,) = inspected(tmp_path, as_lines("x,y", [placeholder, *days[1:]], Y)).columns
+    assert column.notes[0].startswith("the first or last is far from the others; if it means miss")
 
 
 def test_text_that_is_nearly_numbers_causes_a_note(tmp_path):
