@@ -52,7 +52,13 @@ def make_recipe(
     plain = section.model_copy(update={**dict.fromkeys(SPLITS), **without_text})
     _warn_ignored(findings)
     plan = make_plan(findings, plain, NAMES[task], seed)
-    for warning in [*findings.warnings, *plan.warnings]:
+    notes = [
+        f"column {column.name}: {note}"
+        for column in findings.used
+        if column.kind == "categorical"
+        for note in column.notes
+    ]
+    for warning in [*notes, *findings.warnings, *plan.warnings]:
         log.warning("%s", warning)
     content = plan.recipe.model_dump(exclude_unset=True)
     method, network = parameters["method"], parameters["network"]

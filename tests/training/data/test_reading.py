@@ -282,6 +282,15 @@ def test_an_estimator_warns_once_of_the_columns_that_it_leaves_out(tmp_path):
     assert all(name in str(warned[0].message) for name in list(frame)[1:])
 
 
+def test_an_estimator_warns_of_numbers_that_it_reads_as_text(tmp_path, caplog):
+    frame = pd.DataFrame({"digits": [str(i % 7) for i in range(N)]})
+    section = write_rows(frame, Y, "y", list(frame), {"data": None, "start": None}, tmp_path)
+    keys = ["method", "network", "start", "posterior", "training", "likelihood", "serving"]
+    parameters = {**dict.fromkeys(keys), "random_state": 0}
+    make_recipe("classification", parameters, section, tmp_path)
+    assert "column digits: numbers stored as text (set `numeric`)" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("texts", "numbers"),
     [
