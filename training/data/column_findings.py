@@ -4,6 +4,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from time import time
 from typing import Any, Literal
 from unicodedata import category, normalize
 
@@ -107,6 +108,8 @@ def inspect_column(
         if tail_length(present) > HEAVY:
             far = "the first or last is far from the others"
             finding.notes.append(f"{far}; if it means missing, set --missing-value or clear it")
+        if "%y" in written and ends[1] > time():
+            finding.notes.append("dates in the future, because two-digit years up to 68 are 20xx")
     else:
         finding = _inspect_numbers(name, values, rows)
     if config is None:

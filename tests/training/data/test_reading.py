@@ -400,6 +400,14 @@ def test_a_date_far_from_the_others_causes_a_note(tmp_path, placeholder):
     assert column.notes[0].startswith("the first or last is far from the others; if it means miss")
 
 
+def test_two_digit_years_in_the_future_cause_a_note(tmp_path):
+    for year, notes in ((70, []), (50, ["dates in the future, because two-digit years up to 68"])):
+        days = [f"{1 + i % 28:02d}/12/{year + i % 9:02d}" for i in range(N)]
+        lines = as_lines("x,y", days, Y)
+        (column,) = inspected(tmp_path, lines, date_format="%d/%m/%y").columns
+        assert [note[:53] for note in column.notes] == notes
+
+
 def test_text_that_is_nearly_numbers_causes_a_note(tmp_path):
     cells = ["." if i % 3 == 0 else i % 20 / 2 for i in range(N)]
     (column,) = inspected(tmp_path, as_lines("x,y", cells, Y)).columns
