@@ -97,5 +97,4 @@ def add_command(
 
 def run_command(parser: argparse.ArgumentParser, arguments: list[str] | None) -> int:
     options = parser.parse_args(arguments)
-    code: int = options.run(options)
-    return code
+    return options.run(options)

@@ -73,8 +73,7 @@ class RequestRecord:
 
 
 def get_record(scope: Scope) -> RequestRecord:
-    record: RequestRecord = scope[RECORD_KEY]
-    return record
+    return scope[RECORD_KEY]
 
 
 def get_link_prefix(scope: Scope) -> str:

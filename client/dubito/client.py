@@ -117,8 +117,7 @@ class Client(_Calls[httpx.Client]):
             while True:
                 step = steps.send(self._take(step))
         except StopIteration as end:
-            result: Result = end.value
-            return result
+            return end.value
 
     def _take(self, step: Request | Pause) -> Outcome:
         if isinstance(step, Pause):
@@ -155,8 +154,7 @@ class AsyncClient(_Calls[httpx.AsyncClient]):
             while True:
                 step = steps.send(await self._take(step))
         except StopIteration as end:
-            result: Result = end.value
-            return result
+            return end.value
 
     async def _take(self, step: Request | Pause) -> Outcome:
         if isinstance(step, Pause):

@@ -67,8 +67,7 @@ def rows_in(files: Sequence[Path]) -> RowsLike:
         return files
     if is_named(path, ".npy"):
         try:
-            array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-            return array
+            return np.load(path, mmap_mode="r", allow_pickle=False)
         except (ValueError, EOFError):
             raise DubitoError(f"{path}: invalid npy file, or not numeric") from None
     try:

@@ -119,8 +119,7 @@ def power_scores(
     trick").
     """
     uniform = random_scores(id_hashes(ids, seed, b"gumbel")) + 2.0**-54  # above 0
-    scores: np.ndarray = np.log(np.maximum(bald, MIN_SCORE)) - np.log(-np.log(uniform)) / beta
-    return scores
+    return np.log(np.maximum(bald, MIN_SCORE)) - np.log(-np.log(uniform)) / beta
 
 
 def ranking(

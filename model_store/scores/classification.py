@@ -167,8 +167,7 @@ def _divergence(
     np.maximum(log_ratio_N_C_G, MIN_PROBABILITY, out=log_ratio_N_C_G)  # 0 log 0 = 0
     np.log(log_ratio_N_C_G, out=log_ratio_N_C_G)
     log_ratio_N_C_G *= without_N_C_G
-    divergence_N_G: np.ndarray = np.add.reduce(log_ratio_N_C_G, axis=1)
-    return divergence_N_G
+    return np.add.reduce(log_ratio_N_C_G, axis=1)
 
 
 class Classes:

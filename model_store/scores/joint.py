@@ -150,8 +150,7 @@ class BatchBald:
         cumulative_S_C = np.cumsum(probs_C_K, axis=0).T[draw_S]
         quantile_S = (self._rng.permutation(len(draw_S)) + self._rng.random()) / len(draw_S)
         is_below = cumulative_S_C[:, :-1] <= (quantile_S * cumulative_S_C[:, -1])[:, None]
-        label_S: np.ndarray = is_below.sum(axis=1)
-        return label_S
+        return is_below.sum(axis=1)
 
 
 def _products(
@@ -176,8 +175,7 @@ def _merge(
 
 
 def _entropies(probs: Float64[np.ndarray, "N C *K"]) -> Float64[np.ndarray, "N *K"]:
-    entropies: np.ndarray = -(probs * np.log(np.maximum(probs, MIN_PROBABILITY))).sum(axis=1)
-    return entropies
+    return -(probs * np.log(np.maximum(probs, MIN_PROBABILITY))).sum(axis=1)
 
 
 def greedy(

@@ -159,8 +159,7 @@ def mixture_scores(sums: DrawSums, standard_errors: bool = True) -> MixtureScore
 
 def _bessel(num_draws: int | Int64[np.ndarray, "G"]) -> Float64[np.ndarray, "*G"] | float:
     """Compute Bessel's correction K / (K - 1), or 1 for a single draw."""
-    corrected: Float64[np.ndarray, "*G"] = num_draws / np.maximum(num_draws - 1, 1)
-    return corrected
+    return num_draws / np.maximum(num_draws - 1, 1)
 
 
 def log_density(

@@ -12,7 +12,6 @@ alone than in a batch.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -123,8 +122,7 @@ class Average:
     def __call__(self, values: Float64[np.ndarray, "*shape G"]) -> Float64[np.ndarray, "*shape"]:
         # Dividing after summing gives exactly 1 for probabilities of 1.
         weighted = values if self.has_single_draws else values * self.num_draws_G
-        mean: Any = np.add.reduce(weighted, axis=-1) / self.num_draws
-        return mean
+        return np.add.reduce(weighted, axis=-1) / self.num_draws
 
     def leave_one_out_variances(
         self,

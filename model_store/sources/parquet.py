@@ -65,8 +65,7 @@ def write_tables(sink: Any, tables: Iterable[pa.Table]) -> None:
 def to_parquet(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     write_tables(sink, [table])
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
+    return sink.getvalue().to_pybytes()
 
 
 class ParquetFile(RowFile):

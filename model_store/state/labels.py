@@ -331,8 +331,7 @@ def control_labels(database: Database, model: str) -> list[tuple[str, dict[str, 
 
 
 def _value(row: Row) -> str | float:
-    value: str | float = row["target"] if row["label"] is None else row["label"]
-    return value
+    return row["target"] if row["label"] is None else row["label"]
 
 
 def save_candidate(

@@ -140,8 +140,7 @@ def describe_drift(loaded: ServedModel) -> dict[str, Any]:
 def _decode(rows: Float32[np.ndarray, "N I"], spec: InputSpec) -> list[Any]:
     """Convert rows to the form of /predict. A row with an unknown category becomes None."""
     if not spec.columns:
-        nested: list[Any] = rows.reshape(-1, *spec.shape).tolist()
-        return nested
+        return rows.reshape(-1, *spec.shape).tolist()
     ends = np.cumsum([column_width(column) for column in spec.columns]).tolist()
     places = list(zip(spec.columns, [0, *ends[:-1]], ends, strict=True))
     is_known: list[bool] = np.logical_not(unknown_cells(rows, spec.columns).any(axis=1)).tolist()

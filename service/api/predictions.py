@@ -103,8 +103,7 @@ def _items(values: list[Any] | Values, count: int) -> list[Any]:
     if isinstance(values, list):
         return values
     if isinstance(values, np.ndarray):
-        items: list[Any] = values.tolist()
-        return items
+        return values.tolist()
     return _rows(values, count)
 
 

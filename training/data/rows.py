@@ -401,8 +401,7 @@ def _by_value(label: str) -> tuple[float, str]:
 
 
 def class_shares(y: Int64[np.ndarray, "N"], classes: int) -> Float64[np.ndarray, "C"]:
-    shares: np.ndarray = np.bincount(y, minlength=classes) / len(y)
-    return shares
+    return np.bincount(y, minlength=classes) / len(y)
 
 
 def class_weights(
@@ -423,5 +422,4 @@ def class_weights(
             expected = f"some of {list(classes)[:MAX_SHOWN]}"
             raise InvalidInput("data.class_weights", expected, repr(unknown[0])[:100])
         weights = np.array([config.get(name, 1.0) for name in classes])
-    weighted: np.ndarray = weights / (shares @ weights)
-    return weighted
+    return weights / (shares @ weights)

@@ -114,8 +114,7 @@ class Figure(ABC):
 
 class Mean(Figure):
     def __call__(self, weights: Weights) -> Samples:
-        mean: np.ndarray = weights @ self.row_values / self.rows
-        return mean
+        return weights @ self.row_values / self.rows
 
 
 class Share(Mean):
@@ -317,8 +316,7 @@ def transformed_crps(
 
 def distribution_function(outputs: Float64[np.ndarray, "K N 2"], y: Values) -> Values:
     mean, std = outputs[..., 0], np.exp(0.5 * outputs[..., 1])
-    below: np.ndarray = ndtr((y - mean) / std).mean(axis=0)
-    return below
+    return ndtr((y - mean) / std).mean(axis=0)
 
 
 def pit_measures(pit: Values) -> Record:

@@ -355,5 +355,4 @@ def _reorder(
         return probs
     order = [*classes, *(name for name in names if name not in classes)]
     padded = np.column_stack([probs, np.zeros(len(probs))])  # the last column is for other classes
-    reordered: np.ndarray = padded[:, [names.index(c) if c in names else -1 for c in order]]
-    return reordered
+    return padded[:, [names.index(c) if c in names else -1 for c in order]]

@@ -337,8 +337,7 @@ def _attention(
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.where(attn_mask, 0.0, -math.inf)
     compute = torch.ops.aten._scaled_dot_product_attention_math
-    attention: Tensor = compute(query, key, value, attn_mask, 0.0, is_causal, **options)[0]
-    return attention
+    return compute(query, key, value, attn_mask, 0.0, is_causal, **options)[0]
 
 
 @contextmanager
