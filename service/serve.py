@@ -51,7 +51,6 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def serve_as_worker(options: argparse.Namespace) -> int:
-    """Run as one of the supervisor's worker processes."""
     *numbers, folder = options.place
     worker, listener, heartbeat = map(int, numbers)
     settings = read_settings()

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Float64, Int64, UInt64
@@ -29,7 +28,7 @@ from model_store.inference.model import Model
 from model_store.inference.prediction import check_computed
 from model_store.scores.joint import BatchBald, greedy
 from model_store.scores.tasks import PREDICTIVES
-from model_store.types import Pause, Task, no_pause
+from model_store.types import JsonObject, Pause, Task, no_pause
 
 RANDOM = "random"
 CANDIDATE_BYTES = 64 << 20  # for all candidates of `batchbald`
@@ -124,7 +123,7 @@ def power_scores(
 
 def ranking(
     scores: Float64[np.ndarray, "N"] | None, ids: Sequence[str], seed: int, k: int
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Rank k rows by score, or at random if None. Raise InvalidInput for an invalid score."""
     hashes = id_hashes(ids, seed)
     if scores is None:
@@ -141,7 +140,7 @@ def joint_ranking(
     seed: int,
     k: int,
     pause: Pause = no_pause,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Select k rows from a pool by their joint score. The result is in the `/acquire` format.
 
     `rows` are the candidates' indices in the pool. If k is larger, all of them are selected.
@@ -154,7 +153,7 @@ def joint_ranking(
 
 def _ranked(
     indices: Int64[np.ndarray, "K"], scores: Float64[np.ndarray, "K"], ids: Sequence[str]
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     pairs = zip(indices.tolist(), scores.tolist(), strict=True)
     return [
         {"rank": rank, "index": i, "id": ids[i], "score": score}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import NormalDist
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
@@ -21,7 +21,7 @@ from model_store.inference.prediction import check_computed
 from model_store.inference.runtime import DrawSet
 from model_store.scores.joint import BatchBald, Candidates
 from model_store.scores.tasks import PREDICTIVES, race_scores
-from model_store.types import Pause, no_pause
+from model_store.types import JsonObject, Pause, no_pause
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ class Pool(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
-    rows: list[dict[str, Any]]
+    rows: list[JsonObject]
     finalists: int | None = None  # rows of a race with all draws
 
 

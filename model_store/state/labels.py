@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from sqlite3 import Connection, Row
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float32
@@ -16,6 +15,7 @@ from jaxtyping import Bool, Float32
 from model_store.artifacts.manifest import NOT_ENCODING, TOKENIZER, Manifest
 from model_store.errors import Conflict, InvalidInput
 from model_store.state.database import FILE, Database, as_state_errors, may_be_damaged
+from model_store.types import JsonObject
 
 MAX_ID_CHARACTERS = 256
 ROW_TYPE = np.dtype("<f4")
@@ -44,7 +44,7 @@ class AcquiredRow:
     score: float | None
     x: Float32[np.ndarray, "I"]
     control: bool = False
-    prediction: dict[str, Any] | None = None
+    prediction: JsonObject | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,7 +257,7 @@ def counts(database: Database, model: str) -> dict[str, int]:
 
 def kept_labels(
     database: Database, model: str, key: str | None, after: int, limit: int, former: bool = False
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Return one page of a model's labels, in order of arrival.
 
     Args:
@@ -315,7 +315,7 @@ def labelled_rows(database: Database, model: str, row_format: str, size: int) ->
     )
 
 
-def control_labels(database: Database, model: str) -> list[tuple[str, dict[str, Any], str | float]]:
+def control_labels(database: Database, model: str) -> list[tuple[str, JsonObject, str | float]]:
     rows = database.query(
         """
         SELECT a.version, a.prediction, l.label, l.target
@@ -342,14 +342,14 @@ def save_candidate(
     labels: int,
     control: int,
     promoted: bool,
-    outcome: dict[str, Any],
+    outcome: JsonObject,
 ) -> None:
     row = (model, version, parent, labels, control, promoted, json.dumps(outcome), time.time())
     with database.writing() as connection:
         connection.execute("INSERT OR REPLACE INTO candidates VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
 
-def candidates(database: Database, model: str) -> list[dict[str, Any]]:
+def candidates(database: Database, model: str) -> list[JsonObject]:
     rows = database.query(
         """
         SELECT version, parent against, labels, control control_labels, promoted, time, outcome
@@ -361,7 +361,7 @@ def candidates(database: Database, model: str) -> list[dict[str, Any]]:
         return [_candidate(row) for row in rows]
 
 
-def _candidate(row: Row) -> dict[str, Any]:
+def _candidate(row: Row) -> JsonObject:
     facts = dict(row)
     outcome = json.loads(facts.pop("outcome"))
     return {**facts, "promoted": bool(facts["promoted"]), **outcome}

@@ -8,7 +8,6 @@ inference", 1927), and normal intervals for means.
 import math
 from collections.abc import Callable, Sequence
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
@@ -16,6 +15,7 @@ from jaxtyping import Float64
 from model_store.inference.prediction import Prediction
 from model_store.scores.classification import Scores
 from model_store.state.database import may_be_damaged
+from model_store.types import JsonObject
 
 MIN_CONTROL_ROWS = 50  # labelled control rows
 LEVEL = 0.95
@@ -24,9 +24,7 @@ Z = NormalDist().inv_cdf((1.0 + LEVEL) / 2.0)
 LEAST_PROBABILITY = 1e-12
 
 
-def prediction_records(
-    prediction: Prediction, classes: Sequence[str] | None
-) -> list[dict[str, Any]]:
+def prediction_records(prediction: Prediction, classes: Sequence[str] | None) -> list[JsonObject]:
     """Convert predictions to JSON records, one for each row.
 
     Records have probabilities and a prediction set, or the mean, std and interval in the target's
@@ -50,12 +48,12 @@ def prediction_records(
     return [{"mean": mean, "std": std, "interval": interval} for mean, std, interval in rows]
 
 
-def live_figures(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str, Any]:
+def live_figures(rows: Sequence[tuple[JsonObject, str | float]]) -> JsonObject:
     with may_be_damaged("the prediction of a control row"):
         return _class_figures(rows) if "probabilities" in rows[0][0] else _target_figures(rows)
 
 
-def _class_figures(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str, Any]:
+def _class_figures(rows: Sequence[tuple[JsonObject, str | float]]) -> JsonObject:
     likelihood, brier, correct, inside = [], [], [], []
     for prediction, label in rows:
         probs: dict[str, float] = prediction["probabilities"]
@@ -73,7 +71,7 @@ def _class_figures(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[s
     }
 
 
-def _target_figures(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str, Any]:
+def _target_figures(rows: Sequence[tuple[JsonObject, str | float]]) -> JsonObject:
     squares = np.array([(row["mean"] - float(target)) ** 2 for row, target in rows])
     inside = [row["interval"][0] <= float(target) <= row["interval"][1] for row, target in rows]
     return {
@@ -91,14 +89,14 @@ def wilson_interval(share: float, rows: float) -> tuple[float, float]:
     return min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
 
 
-def _share(hits: Sequence[bool]) -> dict[str, Any]:
+def _share(hits: Sequence[bool]) -> JsonObject:
     share = sum(hits) / len(hits)
     return {"value": share, "interval": list(wilson_interval(share, len(hits)))}
 
 
 def _mean(
     values: Float64[np.ndarray, "N"], transform: Callable[[float], float] = float
-) -> dict[str, Any]:
+) -> JsonObject:
     mean, half = float(values.mean()), Z * float(values.std()) / math.sqrt(len(values))
     low = max(mean - half, 0.0) if values.min() >= 0.0 else mean - half
     return {"value": transform(mean), "interval": [transform(low), transform(mean + half)]}

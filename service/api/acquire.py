@@ -28,6 +28,7 @@ from model_store.state.labels import (
     save_acquired,
 )
 from model_store.state.live import prediction_records
+from model_store.types import JsonObject
 from service.api.media_types import ENDINGS
 from service.api.openapi import file_body, request_body
 from service.api.options import resolve_num_samples
@@ -100,7 +101,7 @@ class PreviewRow(BaseModel):
 
     index: int
     id: str
-    row: dict[str, Any] | list[float] | str
+    row: JsonObject | list[float] | str
 
 
 class PreviewAnswer(BaseModel):
@@ -166,7 +167,7 @@ async def _rank(
     choice: Choice,
     x: Float32[np.ndarray, "N I"],
     names: list[str] | None,
-) -> dict[str, Any]:
+) -> JsonObject:
     call, envelope, loaded = work.call, work.envelope, work.loaded
     reservation, manifest = call.reservation, loaded.model.manifest
     acquisition, num_samples = choice.acquisition, choice.num_samples
@@ -192,7 +193,7 @@ async def _rank(
     columns = manifest.input.columns
     unknown = {} if acquisition == RANDOM else unknown_categories(ranked_x, columns)
     rows = answer_rows(ranked, selection, ids)
-    predictions: list[dict[str, Any]] = []
+    predictions: list[JsonObject] = []
     if len(selection.control):
         control = EngineWork(loaded, x[selection.control], num_samples, pool.seed, call)
         reservation.reserve(control.memory_bytes(), "pool")
@@ -286,7 +287,7 @@ async def post_preview(request: Request, context: CurrentContext, call: CurrentR
     return json_response(answer)
 
 
-def preview_rows(pool: RowFile, rows: list[int]) -> list[dict[str, Any]]:
+def preview_rows(pool: RowFile, rows: list[int]) -> list[JsonObject]:
     """Return the requested rows that exist, up to `MAX_PREVIEW_BYTES` of JSON."""
     ids = pool.ids()
     values: dict[int, Any] = {}

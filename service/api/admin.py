@@ -5,7 +5,6 @@ store only to move `latest`.
 """
 
 from functools import partial
-from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
@@ -14,6 +13,7 @@ from model_store.artifacts.store import LATEST
 from model_store.errors import NotFound
 from model_store.state.jobs import Jobs
 from model_store.state.labels import counts, has_state
+from model_store.types import JsonObject
 from service.api.jobs import JobAnswer, cancel_job, job_json
 from service.api.schemas import Envelope
 from service.auth.scopes import key_name, needs
@@ -69,7 +69,7 @@ router = APIRouter(tags=["Administration"], dependencies=[needs("admin")])
 
 
 @router.post("/admin/refresh", response_model=RefreshAnswer)
-async def post_refresh(context: CurrentContext, allowed: AllowedModels) -> dict[str, Any]:
+async def post_refresh(context: CurrentContext, allowed: AllowedModels) -> JsonObject:
     """Reread the store and list each model's served and broken versions."""
     models = context.models
     await context.threads.loads(context.watcher.refresh_now)
@@ -84,7 +84,7 @@ async def post_refresh(context: CurrentContext, allowed: AllowedModels) -> dict[
 @router.post("/admin/models/{name}/versions/{version}/promote", response_model=PromoteAnswer)
 async def post_promote(
     context: CurrentContext, call: CurrentRequest, name: str, version: str, audit: Audit
-) -> dict[str, Any]:
+) -> JsonObject:
     """Load a version, then move `latest` to it. Use this to promote or roll back."""
     models = context.models
     loaded = await context.find_model(call, Envelope(model=name, version=version))
@@ -106,7 +106,7 @@ async def post_promote(
 
 
 @router.get("/admin/models/{name}/candidate", response_model=CandidateJobAnswer)
-async def get_candidate(context: CurrentContext, name: ModelName) -> dict[str, Any]:
+async def get_candidate(context: CurrentContext, name: ModelName) -> JsonObject:
     """Return the most recent job to fit a candidate and the command for fitting one."""
     return await context.threads.state(partial(_candidate, context, name))
 
@@ -114,7 +114,7 @@ async def get_candidate(context: CurrentContext, name: ModelName) -> dict[str, A
 @router.post("/admin/models/{name}/candidate", status_code=202, response_model=CandidateJobAnswer)
 async def post_candidate(
     request: Request, context: CurrentContext, name: ModelName, audit: Audit
-) -> dict[str, Any]:
+) -> JsonObject:
     """Create a job that fits a candidate to the labels, or return the unfinished job."""
     latest = context.models.latest(name)
     if latest is None:
@@ -125,7 +125,7 @@ async def post_candidate(
         )
         raise NotDone("candidate", expected, "none")
 
-    def begin() -> dict[str, Any]:
+    def begin() -> JsonObject:
         jobs = Jobs(context.state)
         last = jobs.latest_candidate(name)
         if last is None or last.is_over:
@@ -144,12 +144,10 @@ async def post_candidate(
 
 
 @router.delete("/admin/models/{name}/candidate", response_model=CandidateJobAnswer)
-async def delete_candidate(
-    context: CurrentContext, name: ModelName, audit: Audit
-) -> dict[str, Any]:
+async def delete_candidate(context: CurrentContext, name: ModelName, audit: Audit) -> JsonObject:
     """Cancel the job that fits a candidate."""
 
-    def stop() -> dict[str, Any]:
+    def stop() -> JsonObject:
         last = Jobs(context.state).latest_candidate(name)
         if last is not None:
             cancel_job(context, last, audit)
@@ -160,7 +158,7 @@ async def delete_candidate(
     return content
 
 
-def _candidate(context: Context, name: str) -> dict[str, Any]:
+def _candidate(context: Context, name: str) -> JsonObject:
     job, lines = None, []
     if has_state(context.settings.state):
         jobs = Jobs(context.state)
@@ -179,7 +177,7 @@ def _candidate(context: Context, name: str) -> dict[str, Any]:
 @router.post("/admin/models/{name}/versions/{version}/drift/reset", response_model=DriftResetAnswer)
 async def post_drift_reset(
     context: CurrentContext, name: ModelName, version: str, audit: Audit
-) -> dict[str, Any]:
+) -> JsonObject:
     """Reset a version's drift detector in all workers."""
 
     def reset() -> tuple[str, bool]:

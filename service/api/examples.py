@@ -18,6 +18,7 @@ from model_store.artifacts.manifest import (
     column_width,
 )
 from model_store.sources.columns import unknown_cells
+from model_store.types import JsonObject
 from service.api.responses import json_response
 from service.api.schemas import Envelope, ModelRequest
 from service.auth.scopes import needs
@@ -65,7 +66,7 @@ class ExamplesAnswer(BaseModel):
 
     model: str
     version: str
-    inputs: list[dict[str, Any] | list[Any]]
+    inputs: list[JsonObject | list[Any]]
     ids: list[str]
     labels: list[str] | list[float] | None
 
@@ -83,7 +84,7 @@ async def get_examples(
     return json_response({"model": loaded.name, "version": loaded.version, **rows})
 
 
-def example_rows(loaded: ServedModel, ids: Sequence[str] = ()) -> dict[str, Any]:
+def example_rows(loaded: ServedModel, ids: Sequence[str] = ()) -> JsonObject:
     """Return the training rows with the given ids, or rows spread evenly over the labels.
 
     The rows have the form that /predict accepts. The result is empty if the version has an encoder
@@ -118,7 +119,7 @@ async def get_drift(context: CurrentContext, call: CurrentRequest, name: ModelNa
     return json_response(await context.threads.files(lambda: describe_drift(loaded)))
 
 
-def describe_drift(loaded: ServedModel) -> dict[str, Any]:
+def describe_drift(loaded: ServedModel) -> JsonObject:
     """Describe the drift in this process's recent live rows."""
     model, recent = loaded.model, loaded.drift.recent_rows()
     spec, shifts, limit = model.manifest.input, dict[str, float](), None

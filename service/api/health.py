@@ -1,11 +1,12 @@
 """Routes for health checks and metrics."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
+from model_store.types import JsonObject
 from service.auth.scopes import OPEN_TO_ALL, SCOPES_KEY, allowed_models, needs
 from service.context import Context, CurrentContext
 from service.errors import NotReady, ShuttingDown
@@ -46,7 +47,7 @@ async def get_live() -> dict[str, str]:
     response_model_exclude_unset=True,
     dependencies=[OPEN_TO_ALL],
 )
-async def get_ready(request: Request, context: CurrentContext) -> dict[str, Any]:
+async def get_ready(request: Request, context: CurrentContext) -> JsonObject:
     """Check that models can predict and that each alias serves its version.
 
     If API keys are configured, only requests with a valid key see model names.
@@ -54,7 +55,7 @@ async def get_ready(request: Request, context: CurrentContext) -> dict[str, Any]
     shows_names = bool(request.scope[SCOPES_KEY]) and allowed_models(request.scope) is None
     serving = check_ready(context, shows_names)
     problems = context.watcher.all_problems()
-    answer: dict[str, Any] = {"status": "degraded" if problems else "ready"}
+    answer: JsonObject = {"status": "degraded" if problems else "ready"}
     if shows_names:
         answer |= {"models": serving} | ({"degraded": problems} if problems else {})
     return answer

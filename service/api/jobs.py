@@ -3,7 +3,7 @@
 import io
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from model_store.sources.row_file import RowFile
 from model_store.sources.rows import RowReader
 from model_store.state.database import as_state_errors, may_be_damaged
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
-from model_store.types import Content
+from model_store.types import Content, JsonObject
 from service import limits
 from service.api.acquire import AcquireAnswer, find_names, select_rows
 from service.api.media_types import JSON, NPZ, PARQUET
@@ -97,7 +97,7 @@ Access = Annotated[tuple[str | None, frozenset[str] | None], Depends(_access)]
 async def get_jobs(context: CurrentContext, access: Access, prefix: LinkPrefix) -> Response:
     """List the API key's jobs, latest first. Administrators see all jobs."""
 
-    def list_jobs() -> dict[str, Any]:
+    def list_jobs() -> JsonObject:
         return {
             "jobs": [job_json(context, job, prefix) for job in Jobs(context.state).all(*access)]
         }
@@ -113,7 +113,7 @@ OwnJob = Annotated[Job, Depends(_find_job)]  # path parameter
 
 
 @router.get("/jobs/{job}", response_model=JobAnswer, dependencies=READ)
-async def get_job(context: CurrentContext, prefix: LinkPrefix, job: OwnJob) -> dict[str, Any]:
+async def get_job(context: CurrentContext, prefix: LinkPrefix, job: OwnJob) -> JsonObject:
     """Return the state and progress of a job."""
     return job_json(context, job, prefix)
 
@@ -140,7 +140,7 @@ async def get_job_result(context: CurrentContext, job: OwnJob) -> Response:
 @router.post("/jobs/{job}/cancel", response_model=JobAnswer, dependencies=READ)
 async def post_job_cancel(
     context: CurrentContext, prefix: LinkPrefix, job: OwnJob, audit: Audit
-) -> dict[str, Any]:
+) -> JsonObject:
     """Cancel a queued or running job."""
     cancelled = await context.threads.jobs(lambda: cancel_job(context, job, audit))
     context.runner.wake()
@@ -150,7 +150,7 @@ async def post_job_cancel(
 @router.delete("/jobs/{job}", response_model=JobAnswer, dependencies=READ)
 async def delete_job(
     context: CurrentContext, prefix: LinkPrefix, job: OwnJob, audit: Audit
-) -> dict[str, Any]:
+) -> JsonObject:
     """Delete a finished job and its result."""
     if not job.is_over:
         expected = "a finished job (POST /jobs/{job}/cancel stops it)"
@@ -176,13 +176,15 @@ def _audit(audit: AuditLog, action: str, job: Job, after: str | None) -> None:
     audit(action, *version, job.state, after, job.id)
 
 
-def job_json(context: Context, job: Job, prefix: str = "") -> dict[str, Any]:
+def job_json(context: Context, job: Job, prefix: str = "") -> JsonObject:
     """Return a job as JSON. `prefix` is the prefix for its links."""
     request, is_done = job.request, job.state == "done"
     share = 1.0 if is_done else min(1.0, job.done / job.work) if job.work else 0.0
-    left = None
+    left = expires = None
     if job.state == "running" and job.done > 0:
         left = job.worked_s / job.done * max(0, job.work - job.done)
+    if job.ended is not None:
+        expires = job.ended + context.settings.job_retention_s
     with may_be_damaged(f"job {job.id}"):
         names = ("model", "version", "rows", "num_samples", "seed", "read_as")
         options = {name: request[name] for name in names} | {"ignored_columns": request["ignored"]}
@@ -198,9 +200,7 @@ def job_json(context: Context, job: Job, prefix: str = "") -> dict[str, Any]:
         "created": format_timestamp(job.created),
         "started": format_timestamp(job.started),
         "ended": format_timestamp(job.ended),
-        "expires": None
-        if job.ended is None
-        else format_timestamp(job.ended + context.settings.job_retention_s),
+        "expires": format_timestamp(expires),
         "error": job.outcome if job.state == "failed" else None,
         "result": f"{prefix}/jobs/{job.id}/result" if is_done else None,
     }
@@ -266,10 +266,7 @@ def _queue(
     settings, jobs = context.settings, Jobs(context.state)
     owner = key_name(work.call.request.scope) or ""
     client = owner or str(work.call.client)
-
-    def may_wait(queued: Mapping[str, int]) -> bool:
-        return is_within_share(queued, client, 1, settings.max_jobs)
-
+    may_wait = partial(is_within_share, client=client, work=1, limit=settings.max_jobs)
     name, folder = jobs.new_folder()
     try:
         request = asdict(_write_files(context, work, names, num_samples, folder))

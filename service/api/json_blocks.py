@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 
 from model_store.errors import InvalidInput, TooLarge, describe_value
-from model_store.types import Content, Pause, no_pause
+from model_store.types import Content, JsonObject, Pause, no_pause
 from service.request_context import RequestContext
 
 BLOCK_BYTES = 64 << 10  # parsed in a few milliseconds
@@ -72,7 +72,7 @@ def parse(text: bytes | bytearray) -> Any:
 
 def split_json(
     body: Content, rows_field: str, max_rows: int, pause: Pause = no_pause
-) -> tuple[dict[str, Any], JsonRows | None]:
+) -> tuple[JsonObject, JsonRows | None]:
     """Split a JSON object into its fields and its unparsed rows, if any."""
     rows: JsonRows | None = None
     first = last = 0  # the rows are between these positions

@@ -24,6 +24,7 @@ from model_store.state.labels import (
     row_format,
 )
 from model_store.state.live import MIN_CONTROL_ROWS, live_figures
+from model_store.types import JsonObject
 from service.api.openapi import json_body
 from service.api.requests import Validated, parse_json, read_body, require_json, validate
 from service.api.responses import format_timestamp, json_response
@@ -136,8 +137,8 @@ class CandidateAnswer(BaseModel):
     promoted: bool
     time: Timestamp
     reason: str
-    test: dict[str, Any] | None = None
-    control: dict[str, Any] | None
+    test: JsonObject | None = None
+    control: JsonObject | None
 
 
 class LabelFiguresAnswer(BaseModel):
@@ -161,9 +162,7 @@ router = APIRouter(tags=["Labels"])
     openapi_extra=json_body(LabelsRequest),
     dependencies=[needs("label")],
 )
-async def post_labels(
-    context: CurrentContext, call: CurrentRequest, audit: Audit
-) -> dict[str, Any]:
+async def post_labels(context: CurrentContext, call: CurrentRequest, audit: Audit) -> JsonObject:
     """Store either all of the labels or none. Repeating a request has no effect."""
     envelope = await _read(context, call, LabelsRequest)
     count, max_labels = len(envelope.labels), context.settings.max_rows
@@ -189,7 +188,7 @@ async def get_labels(
     """List a model's labels, oldest first."""
     name = context.models.name(query.model, allowed)
 
-    def read() -> list[dict[str, Any]]:
+    def read() -> list[JsonObject]:
         state = context.find_state()
         if state is None:
             return []
@@ -214,11 +213,11 @@ async def get_labels(
 )
 async def post_labels_delete(
     context: CurrentContext, call: CurrentRequest, audit: Audit
-) -> dict[str, Any]:
+) -> JsonObject:
     """Delete labels by row id. Ids without a label are skipped."""
     request = await _read(context, call, LabelsDeletion)
 
-    def delete() -> dict[str, Any]:
+    def delete() -> JsonObject:
         name = context.models.name(request.model, allowed_models(call.request.scope))
         state = context.find_state()
         if state is None:
@@ -238,7 +237,7 @@ def keep_labels(
     call: RequestContext,
     audit: AuditLog,
     replace: bool,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Store all of a request's labels or none. Return the response.
 
     This reads and writes files, so call it from a worker thread.
@@ -311,12 +310,12 @@ def _row(loaded: ServedModel, entry: LabelEntry, n: int, call: RequestContext) -
     response_model=LabelFiguresAnswer,
     dependencies=[needs("read")],
 )
-async def get_label_figures(context: CurrentContext, name: ModelName) -> dict[str, Any]:
+async def get_label_figures(context: CurrentContext, name: ModelName) -> JsonObject:
     """Count a model's labels and evaluate its versions on control rows."""
     return await context.threads.state(partial(_figures, context, name))
 
 
-def _figures(context: Context, name: str) -> dict[str, Any]:
+def _figures(context: Context, name: str) -> JsonObject:
     latest = context.models.latest(name)
     serving = None if latest is None else latest.version
     database = context.find_state()
@@ -325,7 +324,7 @@ def _figures(context: Context, name: str) -> dict[str, Any]:
     else:
         numbers, rows = counts(database, name), control_labels(database, name)
         tried = [{**c, "time": format_timestamp(c["time"])} for c in candidates(database, name)]
-    by_version: dict[str, list[tuple[dict[str, Any], str | float]]] = {}
+    by_version: dict[str, list[tuple[JsonObject, str | float]]] = {}
     if serving is not None:
         by_version[serving] = []
     for version, prediction, value in rows:

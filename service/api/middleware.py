@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http import HTTPMethod
 from threading import Event
 from traceback import clear_frames
 
@@ -43,9 +44,7 @@ from service.telemetry.tracing import Tracing
 logger = logging.getLogger("dubito")
 
 ID_BYTES = 16  # of a generated request id
-METHODS = frozenset(
-    {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"}
-)
+METHODS = frozenset(HTTPMethod)
 REFUSALS = {401, 403, 421}  # from `service.auth`
 VERSION_PREFIX = "/v1"  # of the API, before any path
 READ_METHODS = {"GET", "HEAD", "OPTIONS"}  # methods without side effects
@@ -187,11 +186,8 @@ def _check_origin(scope: Scope, hosts: frozenset[str] | None, origins: frozenset
     host = headers.get(b"host", b"").decode("latin-1").lower()
     name = host.rpartition(":")[0] or host
     if hosts is not None and _SAFE_HOST.fullmatch(name) is None and name not in hosts:
-        raise WrongHost(
-            "Host",
-            "an address, a name without dots or a name in DUBITO_ALLOWED_HOSTS",
-            "another name",
-        )
+        expected = "an address, a name without dots or a name in DUBITO_ALLOWED_HOSTS"
+        raise WrongHost("Host", expected, "another name")
     if scope["method"] in READ_METHODS:
         return
     if origins & {"*", headers.get(b"origin", b"").decode("latin-1").lower()}:

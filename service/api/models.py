@@ -18,7 +18,7 @@ from model_store.artifacts.report import FILES, PAGE, evaluation_report
 from model_store.artifacts.storage import REPORT
 from model_store.conformal.drift import ALARM_EVIDENCE
 from model_store.errors import NotFound, StoreError
-from model_store.types import Task
+from model_store.types import JsonObject, Task
 from service.api.media_types import JSON
 from service.api.openapi import BINARY
 from service.api.responses import format_timestamp
@@ -35,8 +35,8 @@ CONFINED = {
     "style-src 'unsafe-inline'",
     "X-Content-Type-Options": "nosniff",
 }
-REPORT_CONTENT: dict[str, Any] = {JSON: {"schema": {"type": "object"}}}
-FILE_CONTENT: dict[str, Any] = {MEDIA_TYPES[PAGE]: {"schema": BINARY}, **REPORT_CONTENT}
+REPORT_CONTENT: JsonObject = {JSON: {"schema": {"type": "object"}}}
+FILE_CONTENT: JsonObject = {MEDIA_TYPES[PAGE]: {"schema": BINARY}, **REPORT_CONTENT}
 # Fields of the manifest that describe a model
 DESCRIPTIVE_FIELDS = ("method", "task", "classes", "target", "quality", "baselines", "warnings")
 REPORT_PATH = "/models/{name}/versions/{version}/report"
@@ -133,18 +133,18 @@ router = APIRouter(tags=["Models"], dependencies=[needs("read")])
 
 
 @router.get("/models", response_model=ModelsAnswer, response_model_exclude_unset=True)
-async def get_models(context: CurrentContext, allowed: AllowedModels) -> dict[str, Any]:
+async def get_models(context: CurrentContext, allowed: AllowedModels) -> JsonObject:
     """List the models and their versions, sorted by name."""
     models = context.models
 
-    def describe() -> list[dict[str, Any]]:
+    def describe() -> list[JsonObject]:
         return [_overview(models, name) for name in models.names(allowed)]
 
     return {"models": await context.threads.files(describe)}
 
 
 @router.get("/models/{name}", response_model=ModelAnswer, response_model_exclude_unset=True)
-async def get_model(context: CurrentContext, prefix: LinkPrefix, name: ModelName) -> dict[str, Any]:
+async def get_model(context: CurrentContext, prefix: LinkPrefix, name: ModelName) -> JsonObject:
     """Return a model, with the drift, manifest and report of its `latest` version."""
     return await context.threads.files(partial(_description, context.models, name, prefix))
 
@@ -156,12 +156,12 @@ async def get_model(context: CurrentContext, prefix: LinkPrefix, name: ModelName
 )
 async def get_version(
     context: CurrentContext, prefix: LinkPrefix, name: ModelName, version: str
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return a version with its manifest and report."""
     return await context.threads.files(partial(_version, context.models, name, version, prefix))
 
 
-def _version(models: Models, name: str, version: str, prefix: str) -> dict[str, Any]:
+def _version(models: Models, name: str, version: str, prefix: str) -> JsonObject:
     number = models.resolve(name, version)
     return {
         "name": name,
@@ -175,7 +175,7 @@ def _version(models: Models, name: str, version: str, prefix: str) -> dict[str, 
     }
 
 
-def _description(models: Models, name: str, prefix: str) -> dict[str, Any]:
+def _description(models: Models, name: str, prefix: str) -> JsonObject:
     latest = models.latest(name)
     drift = None if latest is None else models.drift(latest)
     return {
@@ -186,12 +186,12 @@ def _description(models: Models, name: str, prefix: str) -> dict[str, Any]:
     }
 
 
-def _drift(report: DriftReport) -> dict[str, Any]:
+def _drift(report: DriftReport) -> JsonObject:
     time = format_timestamp(report.alarm_time)
     return asdict(report) | {"alarm_at": ALARM_EVIDENCE, "alarm": report.alarm, "alarm_time": time}
 
 
-def _overview(models: Models, name: str) -> dict[str, Any]:
+def _overview(models: Models, name: str) -> JsonObject:
     latest = models.latest(name)
     loaded = [version for version in models.loaded() if version.name == name]
     overview = {
@@ -251,9 +251,7 @@ async def _file(context: Context, name: str, version: str, file: str) -> Respons
     return Response(content, media_type=MEDIA_TYPES[file], headers=CONFINED)
 
 
-def report_links(
-    models: Models, name: str, version: str | None, prefix: str
-) -> dict[str, Any] | None:
+def report_links(models: Models, name: str, version: str | None, prefix: str) -> JsonObject | None:
     """Return a report's summary and file links, or None if no report can be read."""
     if version is None:
         return None

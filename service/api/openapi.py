@@ -5,7 +5,6 @@ Both routes are open, so their content is built and compressed once.
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any
 
 import orjson
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -13,6 +12,7 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 
+from model_store.types import JsonObject
 from service.api.media_types import FILE_ENDINGS, FORM, JSON, NPY, PROBLEM_JSON
 from service.api.page import StaticContent, StaticResponse
 from service.api.problems import Problem
@@ -35,14 +35,14 @@ SCHEMAS = "#/components/schemas/"
 BINARY = {"type": "string", "format": "binary"}
 FILES = {"type": "array", "items": BINARY, "minItems": 1}
 IN_QUERY = "only if the body is not JSON"
-ERRORS: dict[int | str, dict[str, Any]] = {
+ERRORS: dict[int | str, JsonObject] = {
     "default": {
         "description": "An error, such as 404 (unknown model), 413 (too large), 415 (media type), "
         "422 (invalid), 429 (overloaded), 503 (not ready) or 504 (past the deadline)",
         "content": {PROBLEM_JSON: {"schema": {"$ref": f"{SCHEMAS}Problem"}}},
     }
 }
-PURPOSE_PARAMETER: dict[str, Any] = {
+PURPOSE_PARAMETER: JsonObject = {
     "name": PURPOSE,
     "in": "header",
     "schema": {"type": "string", "enum": [TEST]},
@@ -62,7 +62,6 @@ async def get_document(request: Request, context: CurrentContext, prefix: LinkPr
 
 @router.get("/docs")
 async def get_docs(request: Request, prefix: LinkPrefix) -> Response:
-    """Show the OpenAPI document in Swagger UI."""
     return get_swagger_ui_html(
         openapi_url=f"{prefix}/openapi.json",
         title=request.app.title,
@@ -72,7 +71,7 @@ async def get_docs(request: Request, prefix: LinkPrefix) -> Response:
     )
 
 
-def json_body(kind: type[RequestModel]) -> dict[str, Any]:
+def json_body(kind: type[RequestModel]) -> JsonObject:
     values = kind.model_json_schema()["examples"]
     examples = {f"example {i}": {"value": value} for i, value in enumerate(values, start=1)}
     schema = {"$ref": f"{SCHEMAS}{kind.__name__}"}
@@ -80,7 +79,7 @@ def json_body(kind: type[RequestModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def file_body(kind: type[RequestModel], media_types: Iterable[str]) -> dict[str, Any]:
+def file_body(kind: type[RequestModel], media_types: Iterable[str]) -> JsonObject:
     content = {media_type: {"schema": BINARY} for media_type in media_types}
     return {
         "requestBody": {"required": True, "content": content},
@@ -88,7 +87,7 @@ def file_body(kind: type[RequestModel], media_types: Iterable[str]) -> dict[str,
     }
 
 
-def request_body(kind: type[Envelope], rows_field: str) -> dict[str, Any]:
+def request_body(kind: type[Envelope], rows_field: str) -> JsonObject:
     """Describe a request body: JSON, a form of files, or a file with options in the query."""
     body = json_body(kind)
     parameters = [each for each in query_parameters(kind) if each["name"] != rows_field]
@@ -101,14 +100,14 @@ def request_body(kind: type[Envelope], rows_field: str) -> dict[str, Any]:
     return {**body, "parameters": [{**each, "description": IN_QUERY} for each in parameters]}
 
 
-def query_parameters(kind: type[RequestModel]) -> list[dict[str, Any]]:
+def query_parameters(kind: type[RequestModel]) -> list[JsonObject]:
     return [
         {"name": name, "in": "query", "schema": query_schema(schema)}
         for name, schema in kind.model_json_schema()["properties"].items()
     ]
 
 
-def query_schema(schema: dict[str, Any]) -> dict[str, Any]:
+def query_schema(schema: JsonObject) -> JsonObject:
     """Convert a field's schema for a query, without null or a default that clients might send."""
     kind = schema.get("anyOf", [schema])[0]
     if kind["type"] == "object":
@@ -126,11 +125,11 @@ class OpenApiDocument:
         self._routes = routes
         self._contents: dict[str, StaticContent] = {}  # by prefix
 
-    def __call__(self) -> dict[str, Any]:
+    def __call__(self) -> JsonObject:
         return self._document
 
     @cached_property
-    def _document(self) -> dict[str, Any]:
+    def _document(self) -> JsonObject:
         document = self._build()
         _convert_queries(document)
         _add_schemas(document)
@@ -147,7 +146,7 @@ class OpenApiDocument:
         return self._contents[prefix]
 
 
-def _convert_queries(document: dict[str, Any]) -> None:
+def _convert_queries(document: JsonObject) -> None:
     for operations in document["paths"].values():
         for operation in operations.values():
             for parameter in operation.get("parameters", ()):
@@ -155,7 +154,7 @@ def _convert_queries(document: dict[str, Any]) -> None:
                     parameter["schema"] = query_schema(parameter["schema"])
 
 
-def _add_schemas(document: dict[str, Any]) -> None:
+def _add_schemas(document: JsonObject) -> None:
     _, generated = models_json_schema(
         [(kind, "validation") for kind in BODIES], ref_template=f"{SCHEMAS}{{model}}"
     )
@@ -165,7 +164,7 @@ def _add_schemas(document: dict[str, Any]) -> None:
     document["components"]["schemas"] |= schemas
 
 
-def _add_keys(document: dict[str, Any], routes: Sequence[APIRoute], api_is_open: bool) -> None:
+def _add_keys(document: JsonObject, routes: Sequence[APIRoute], api_is_open: bool) -> None:
     document["components"]["securitySchemes"] = {
         "bearer": {"type": "http", "scheme": "bearer"},
         "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},

@@ -305,7 +305,6 @@ def _decide(
     Small requests with the same options share the results of their micro-batch. With `fdr` they
     cannot, because decisions then depend on the other rows.
     """
-
     model, options = row_work.loaded.model, inputs.options
     needs_explanation = row_work.envelope.explain
 

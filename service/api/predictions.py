@@ -18,6 +18,7 @@ from model_store.inference.prediction import Decision, Prediction
 from model_store.scores.classification import Scores
 from model_store.scores.records import take as take_rows
 from model_store.scores.tasks import DETECTED, AnyScores
+from model_store.types import JsonObject
 from service.api.explanations import EXPLANATION, ExplanationAnswer
 from service.api.fields import (
     CLASSES,
@@ -62,7 +63,7 @@ class Results:
         return scores if isinstance(scores, Scores) else scores.in_units
 
     @cached_property
-    def objects(self) -> list[dict[str, Any]]:
+    def objects(self) -> list[JsonObject]:
         """One JSON object per row. Infinite bounds become null when encoded."""
         return json_objects(self._fields, self, len(self))
 
@@ -92,7 +93,7 @@ class Results:
         return [f for f in fields if not f.is_optional or optional[f.name] is not None]
 
 
-def json_objects(fields: Iterable[Field], results: Any, count: int) -> list[dict[str, Any]]:
+def json_objects(fields: Iterable[Field], results: Any, count: int) -> list[JsonObject]:
     """Return one object per row. Missing values are None."""
     return _rows({field.name: (field.json or field.values)(results) for field in fields}, count)
 
@@ -107,7 +108,7 @@ def _items(values: list[Any] | Values, count: int) -> list[Any]:
     return _rows(values, count)
 
 
-def _rows(columns: Mapping[str, list[Any] | Values], count: int) -> list[dict[str, Any]]:
+def _rows(columns: Mapping[str, list[Any] | Values], count: int) -> list[JsonObject]:
     if not columns:
         return [{} for _ in range(count)]
     rows = zip(*(_items(column, count) for column in columns.values()), strict=True)
@@ -159,7 +160,7 @@ def _category_names(results: Results) -> np.ndarray | None:
     return None if spec is None or categories is None else np.array([*spec.names, ""])[categories]
 
 
-def _categories(results: Results) -> list[dict[str, Any]] | None:
+def _categories(results: Results) -> list[JsonObject] | None:
     spec, categories = results.manifest.categories, results.prediction.categories
     if spec is None or categories is None:
         return None
@@ -178,8 +179,8 @@ def _detectors(results: Results) -> dict[str, dict[str, np.ndarray]]:
     }
 
 
-def _detector_objects(results: Results) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = [{} for _ in range(len(results))]
+def _detector_objects(results: Results) -> list[JsonObject]:
+    rows: list[JsonObject] = [{} for _ in range(len(results))]
     for name, arrays in _detectors(results).items():
         parts = zip(rows, *(array.tolist() for array in arrays.values()), strict=True)
         for row, score, fired, p_value in parts:  # three times as fast as dict(zip())

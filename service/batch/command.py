@@ -28,6 +28,7 @@ from model_store.processes import processors
 from model_store.sources.files import check_ids
 from model_store.sources.parquet import read_table, to_parquet
 from model_store.sources.row_file import ID
+from model_store.types import JsonObject
 from service.api.options import resolve_num_samples
 from service.api.requests import validate
 from service.api.schemas import AcquireRequest, PredictRequest
@@ -42,13 +43,15 @@ from service.batch.data_set import (
     default_shard_rows,
 )
 from service.batch.files import Files, Stopped, open_files
-from service.batch.output import to_table
 from service.batch.shards import UNKNOWN_KEY, ShardResult, WorkerOptions, run_local
 from service.integrations import installed_integrations
 from service.settings import Settings, read_settings
 
 DONE = "done.json"
 RANKING = "ranking"  # .json, the answer of /acquire, and .parquet
+RANKING_SCHEMA = pa.schema(
+    {"rank": pa.int64(), ID: pa.string(), "index": pa.int64(), "score": pa.float64()}
+)
 PRINT_INTERVAL_S = 5.0  # between lines of progress
 
 
@@ -113,7 +116,7 @@ def _load(options: argparse.Namespace, settings: Settings) -> Model:
 def _request(options: argparse.Namespace, settings: Settings, model: Model) -> DataSetRequest:
     kind: type[AcquireRequest | PredictRequest]
     kind = PredictRequest if options.kind == "score" else AcquireRequest
-    content: dict[str, Any] = {"inputs": []} if kind is PredictRequest else {}
+    content: JsonObject = {"inputs": []} if kind is PredictRequest else {}
     for name in kind.model_fields.keys() - {"model", "version"}:
         if getattr(options, name, None) is not None:
             content[name] = getattr(options, name)
@@ -124,7 +127,7 @@ def _request(options: argparse.Namespace, settings: Settings, model: Model) -> D
             raise InvalidInput("priors", "a JSON object", "something else") from None
     envelope = validate(kind, content)
     num_samples = resolve_num_samples(envelope, model, settings)
-    fields: dict[str, Any] = {
+    fields: JsonObject = {
         "manifest": model.manifest.digest,
         "shard_rows": options.shard_rows
         or default_shard_rows(model.row_size, model.manifest.output_size),
@@ -231,7 +234,7 @@ class Progress:
         return max(time.monotonic() - self._start, 1e-9)
 
 
-def _rank_parts(plan: Plan, out: Files, manifest: Manifest) -> dict[str, Any]:
+def _rank_parts(plan: Plan, out: Files, manifest: Manifest) -> JsonObject:
     request, unknown = plan.request, Counter[str]()
     best: Any = None
     for shard in plan.shards:
@@ -252,13 +255,7 @@ def _rank_parts(plan: Plan, out: Files, manifest: Manifest) -> dict[str, Any]:
     return acquire_answer(manifest, request.choice, request.seed, rows, plan.rows, 0, dict(unknown))
 
 
-def _write_ranking(out: Files, answer: dict[str, Any]) -> None:
-    ranked = answer["ranking"]
-    columns = {
-        "rank": np.array([row["rank"] for row in ranked], dtype=np.int64),
-        ID: [row["id"] for row in ranked],
-        "index": np.array([row["index"] for row in ranked], dtype=np.int64),
-        "score": np.array([row["score"] for row in ranked], dtype=np.float64),
-    }
-    out.create(f"{RANKING}.parquet", to_parquet(to_table(columns, {})))
+def _write_ranking(out: Files, answer: JsonObject) -> None:
+    table = pa.Table.from_pylist(answer["ranking"], RANKING_SCHEMA)
+    out.create(f"{RANKING}.parquet", to_parquet(table))
     out.create(f"{RANKING}.json", json.dumps(answer).encode() + b"\n")

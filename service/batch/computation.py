@@ -5,7 +5,7 @@ All rows use the draws of the request's seed, so results do not depend on other 
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -21,6 +21,7 @@ from model_store.scores.tasks import PREDICTIVES
 from model_store.sources.columns import check_complete, fill_missing
 from model_store.sources.row_file import Part
 from model_store.sources.rows import RowReader
+from model_store.types import JsonObject
 from service.api.options import decision_options, resolve_priors
 from service.api.predictions import Results
 from service.api.responses import metadata_arrays, priors_by_class
@@ -56,7 +57,7 @@ class ComputationRequest:
 
 def request_fields(
     envelope: AcquireRequest | PredictRequest, model: Model, num_samples: int
-) -> dict[str, Any]:
+) -> JsonObject:
     """Convert a request to /acquire or /predict to fields of a `ComputationRequest`."""
     options: DecisionOptions | Choice
     if isinstance(envelope, AcquireRequest):
@@ -86,12 +87,12 @@ def acquire_answer(
     manifest: Manifest,
     choice: Choice,
     seed: int,
-    ranking: list[dict[str, Any]],
+    ranking: list[JsonObject],
     pool_size: int,
     excluded: int | None,
     unknown: dict[str, int],
     finalists: int | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     is_sampled = choice.acquisition in PREDICTIVES[manifest.task].sampling_acquisitions
     return {
         "model": manifest.name,

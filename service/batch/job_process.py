@@ -52,6 +52,7 @@ from model_store.state.database import Database, convert_disk_error
 from model_store.state.jobs import Job, Jobs, State
 from model_store.state.labels import Acquisition, row_format, save_acquired
 from model_store.state.live import prediction_records
+from model_store.types import JsonObject
 from service.api.options import group_numbers
 from service.batch.candidate import Cancelled, fit_candidate
 from service.batch.computation import (
@@ -225,7 +226,7 @@ def predict(job: JobRows) -> str:
 
     def write(path: Path) -> None:
         if request.format == "npz":
-            arrays: dict[str, Any] = {**about, **columns}
+            arrays: JsonObject = {**about, **columns}
             if ids is not None:
                 arrays["ids"] = np.array(ids, dtype=np.str_)
             with path.open("wb") as file:
@@ -242,7 +243,7 @@ def predict(job: JobRows) -> str:
 
 def _row_group(
     job: JobRows, ids: list[str] | None, columns: dict[str, np.ndarray], first: int
-) -> dict[str, Any]:
+) -> JsonObject:
     rows = slice(first, first + TABLE_ROWS)
     id_column = {} if ids is None else {"id": ids[rows]}
     part = {name: np.array(column[rows]) for name, column in columns.items()}
@@ -273,7 +274,7 @@ def count_answered(folder: Path) -> tuple[int, int]:
     return len(ranking), sum(row["control"] for row in ranking)
 
 
-def _store_acquired(job: JobRows, ranked: list[dict[str, Any]], database: Database) -> None:
+def _store_acquired(job: JobRows, ranked: list[JsonObject], database: Database) -> None:
     request, model = job.request, job.model
     places = sorted(row["index"] for row in ranked)
     if not places:
@@ -281,7 +282,7 @@ def _store_acquired(job: JobRows, ranked: list[dict[str, Any]], database: Databa
     x = np.concatenate([*job.select(np.array(places))])
     pool = dict(zip(places, x, strict=True))
     aside = np.array([pool[row["index"]] for row in ranked if row["control"]])
-    draws, predictions = job.computation.draws(), list[dict[str, Any]]()
+    draws, predictions = job.computation.draws(), list[JsonObject]()
     for part in job.computation.batches([aside]):
         prediction = model.prediction(*model.runtime.run_set(part, draws))
         predictions += prediction_records(prediction, model.manifest.classes)
@@ -380,7 +381,7 @@ def main() -> int:
         database.close()
 
 
-def run(database: Database, options: dict[str, Any], ending: threading.Event) -> int:
+def run(database: Database, options: JsonObject, ending: threading.Event) -> int:
     jobs, start = Jobs(database), time.monotonic()
     job, max_bytes = jobs.get(options["job"]), options["max_bytes"]
 
@@ -411,7 +412,7 @@ def run(database: Database, options: dict[str, Any], ending: threading.Event) ->
 
 
 def _compute(
-    database: Database, job: Job, options: dict[str, Any], report: Callable[[int, int], bool]
+    database: Database, job: Job, options: JsonObject, report: Callable[[int, int], bool]
 ) -> str:
     request = TypeAdapter(JobRequest).validate_python(job.request)
     store = open_store(**options["store"])

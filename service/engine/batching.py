@@ -311,11 +311,13 @@ class Engine:
         x = rows[0] if len(rows) == 1 else np.concatenate(rows)
         parts = first.compute(batch, x, sets)
         end = time.perf_counter()
+        queue_s = [start - work.queued for work in batch]
+        self.metrics.count_batch(first.served_model.key, len(x), queue_s, end - start)
+        self.admission.record_rate(len(x) * first.row_draws, end - start)
         for work, work_rows, part in zip(batch, rows, parts, strict=True):
             work.parts.append(part)
             work.rows_done += len(work_rows)
             work.phases.append(Phase(work.queued, start, end))
-        self._count(batch, len(x), start, end)
 
     def _max_rows(self, work: EngineWork) -> int:
         """Return the maximum number of rows per step, fewer while other requests are active."""
@@ -324,12 +326,6 @@ class Engine:
         if len(work.x) > max_rows and self.admission.active_requests > 1 and is_cached:
             return -(-max_rows // CONTENDED_PARTS)
         return max_rows
-
-    def _count(self, batch: list[EngineWork], rows: int, start: float, end: float) -> None:
-        key, row_draws = batch[0].served_model.key, batch[0].row_draws
-        queue_s = [start - work.phases[-1].queued_at for work in batch]
-        self.metrics.count_batch(key, rows, queue_s, end - start)
-        self.admission.record_rate(rows * row_draws, end - start)
 
 
 def keeps_draws(model: Model, num_samples: int, acquisition: str | None) -> bool:

@@ -23,6 +23,7 @@ from model_store.inference.prediction import check_computed
 from model_store.inference.runtime import DrawSet
 from model_store.scores.joint import BatchBald, Candidates
 from model_store.state.labels import AcquiredRow, check_id
+from model_store.types import JsonObject
 from service.engine.batching import Engine, EngineWork
 from service.engine.threads import FairThreads
 from service.request_context import Phase
@@ -176,7 +177,7 @@ def check_keep(keep: bool, control: float, ids: Sequence[str]) -> None:
         check_id(name, f"ids.{n}")
 
 
-def answer_rows(ranked: Ranked, selection: Selection, ids: Sequence[str]) -> list[dict[str, Any]]:
+def answer_rows(ranked: Ranked, selection: Selection, ids: Sequence[str]) -> list[JsonObject]:
     """Return the ranked rows, then the control rows, in the format of /acquire."""
     indices = selection.ranked[[row["index"] for row in ranked.rows]].tolist()
     rows = [
@@ -191,8 +192,8 @@ def answer_rows(ranked: Ranked, selection: Selection, ids: Sequence[str]) -> lis
 
 def acquired_rows(
     pool: Float32[np.ndarray, "N I"] | Mapping[int, Float32[np.ndarray, "I"]],
-    rows: list[dict[str, Any]],
-    predictions: list[dict[str, Any]],
+    rows: list[JsonObject],
+    predictions: list[JsonObject],
 ) -> list[AcquiredRow]:
     """Convert an answer's rows to database rows, with the predictions of control rows in order."""
     remaining = iter(predictions)

@@ -68,9 +68,7 @@ class Preflights:
 
     def forget_finished(self) -> None:
         with self._lock:
-            self._outcomes = {
-                d: future for d, future in self._outcomes.items() if not future.done()
-            }
+            self._outcomes = {d: f for d, f in self._outcomes.items() if not f.done()}
 
     def close(self) -> None:
         """Stop all preflights once `ending` is set."""

@@ -109,25 +109,19 @@ class Shares(Generic[T]):
     def take(self, pieces: Sequence[Piece[T]], free: Sequence[Piece[T]] = ()) -> None:
         """Remove pieces of work and charge their clients for all but the `free` ones."""
         removed = {piece.number for piece in (*pieces, *free)}
-        waited = {
-            client: len(self._accounts[client].waiting)
-            for client in {piece.client for piece in pieces}
-        }
+        accounts = {piece.client: self._accounts[piece.client] for piece in (*pieces, *free)}
+        waited = {client: len(account.waiting) for client, account in accounts.items()}
         for piece in pieces:
-            account = self._accounts[piece.client]
-            account.used += piece.cost
-            account.per_request += piece.cost / waited[piece.client]
-        for client in {piece.client for piece in (*pieces, *free)}:
-            account = self._accounts[client]
+            accounts[piece.client].used += piece.cost
+            accounts[piece.client].per_request += piece.cost / waited[piece.client]
+        for account in accounts.values():
             account.waiting = [piece for piece in account.waiting if piece.number not in removed]
         self._length -= len(removed)
         if self._length == 0:
             self._accounts.clear()
             self.min_account = 0.0
             return
-        self.min_account = min(
-            account.used for account in self._accounts.values() if account.waiting
-        )
+        self.min_account = min(a.used for a in self._accounts.values() if a.waiting)
         self._accounts = {
             c: a for c, a in self._accounts.items() if a.waiting or a.used > self.min_account
         }
