@@ -40,6 +40,9 @@ from training.scoring import score
 from training.seeds import Stream
 from training.versions import Parent, Provenance, TemperatureChoice, TransformChoice, load_for
 
+LogLikelihoods = Float64[np.ndarray, "N"]
+Inputs = Num[np.ndarray, "N I"]
+
 __all__ = ["Fitted", "fit", "publish"]
 
 LARGEST_PIXEL = 255
@@ -65,18 +68,16 @@ class Fitted:
     encoding: Encoding | None = None
     folder: Path | None = None  # of the run, with a checkpoint until publication
 
-    def outputs(
-        self, x: Num[np.ndarray, "N I"], draws: int | None = None
-    ) -> Float32[np.ndarray, "K N C"]:
+    def outputs(self, x: Inputs, draws: int | None = None) -> Float32[np.ndarray, "K N C"]:
         if self.encoding is not None:
             x = self.encoding.encoder(x.astype(np.float32))
         return predict(self.model, x, draws or self.recipe.serving.draws, self.recipe.seed)
 
-    def log_likelihood(self, rows: Rows) -> Float64[np.ndarray, "N"]:
+    def log_likelihood(self, rows: Rows) -> LogLikelihoods:
         """Compute log mean_k p(y | x, theta_k) of raw rows, in nats and the target's units."""
         return self.score(rows)[1]
 
-    def score(self, rows: Rows) -> tuple[AnyScores, Float64[np.ndarray, "N"]]:
+    def score(self, rows: Rows) -> tuple[AnyScores, LogLikelihoods]:
         return score(self.outputs(rows.x), rows.y, self.recipe.task, self.transform)
 
     def discard_checkpoint(self) -> None:
@@ -290,9 +291,7 @@ class _FitSteps:
         log.info(message, choice, ", ".join(f"{name} {mean:.4g}" for name, mean in means.items()))
         return transforms[choice], TransformChoice(chosen=choice, log_likelihood=means, rmse=errors)
 
-    def _held_out(
-        self, transform: Transform | None, folder: Path
-    ) -> tuple[Float64[np.ndarray, "N"], float]:
+    def _held_out(self, transform: Transform | None, folder: Path) -> tuple[LogLikelihoods, float]:
         folder.mkdir(parents=True, exist_ok=True)
         settings = self.recipe.training
         key = "max_epochs" if settings.epochs is None else "epochs"
@@ -311,16 +310,14 @@ class _FitSteps:
 
 
 @torch.no_grad()
-def predict(
-    model: BayesianModel, x: Num[np.ndarray, "N I"], draws: int, seed: int
-) -> Float32[np.ndarray, "K N C"]:
+def predict(model: BayesianModel, x: Inputs, draws: int, seed: int) -> Float32[np.ndarray, "K N C"]:
     device = next(model.parameters()).device
     eps = noise(model.posterior, draws, seed, Stream.VALIDATION_NOISE)
     rows = torch.from_numpy(np.ascontiguousarray(x)).to(device)
     return model.eval().predict(rows, eps.to(device)).cpu().numpy()
 
 
-def best_transform(likelihoods: dict[str, Float64[np.ndarray, "N"]]) -> str:
+def best_transform(likelihoods: dict[str, LogLikelihoods]) -> str:
     names = iter(likelihoods)
     best = next(names)
     for name in names:

@@ -39,6 +39,8 @@ STRATUM = b"control"  # for possible control rows
 CHOICE = b"drawn"  # for the choice among them
 SHARE = b"share"  # for random rounding of their number
 NO_SEED = 0
+Scores = Float64[np.ndarray, "N"]
+Hashes = UInt64[np.ndarray, "N"]
 ACQUISITIONS: dict[Task, tuple[str, ...]] = {
     task: (*predictive.acquisition_scores, *predictive.joint_acquisitions, RANDOM)
     for task, predictive in PREDICTIVES.items()
@@ -95,7 +97,7 @@ def max_joint_candidates(choice: Choice, model: Model, rows: int) -> int | None:
     return min(max_candidates, rows)
 
 
-def id_hashes(ids: Sequence[str], seed: int, use: bytes = b"") -> UInt64[np.ndarray, "N"]:
+def id_hashes(ids: Sequence[str], seed: int, use: bytes = b"") -> Hashes:
     """Compute a 64-bit hash for each id, given the seed and purpose."""
     key = seed.to_bytes(8, "little")
     digests = b"".join(
@@ -104,13 +106,11 @@ def id_hashes(ids: Sequence[str], seed: int, use: bytes = b"") -> UInt64[np.ndar
     return np.frombuffer(digests, dtype="<u8")
 
 
-def random_scores(hashes: UInt64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
+def random_scores(hashes: Hashes) -> Scores:
     return (hashes >> np.uint64(11)) * 2.0**-53
 
 
-def power_scores(
-    bald: Float64[np.ndarray, "N"], ids: Sequence[str], seed: int, beta: float = 1.0
-) -> Float64[np.ndarray, "N"]:
+def power_scores(bald: Scores, ids: Sequence[str], seed: int, beta: float = 1.0) -> Scores:
     """Compute log BALD + Gumbel noise / beta.
 
     The rows with the largest values are a sample without replacement, with weights BALD^beta
@@ -121,9 +121,7 @@ def power_scores(
     return np.log(np.maximum(bald, MIN_SCORE)) - np.log(-np.log(uniform)) / beta
 
 
-def ranking(
-    scores: Float64[np.ndarray, "N"] | None, ids: Sequence[str], seed: int, k: int
-) -> list[JsonObject]:
+def ranking(scores: Scores | None, ids: Sequence[str], seed: int, k: int) -> list[JsonObject]:
     """Rank k rows by score, or at random if None. Raise InvalidInput for an invalid score."""
     hashes = id_hashes(ids, seed)
     if scores is None:
@@ -161,9 +159,7 @@ def _ranked(
     ]
 
 
-def top(
-    scores: Float[np.ndarray, "N"], hashes: UInt64[np.ndarray, "N"], k: int
-) -> Int64[np.ndarray, "K"]:
+def top(scores: Float[np.ndarray, "N"], hashes: Hashes, k: int) -> Int64[np.ndarray, "K"]:
     """Return the indices of the k highest scores in descending order. Hashes break ties."""
     k = min(k, len(scores))
     threshold = np.partition(scores, len(scores) - k)[len(scores) - k]

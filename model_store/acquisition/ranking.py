@@ -23,6 +23,8 @@ from model_store.scores.joint import BatchBald, Candidates
 from model_store.scores.tasks import PREDICTIVES, race_scores
 from model_store.types import JsonObject, Pause, no_pause
 
+Means = Float64[np.ndarray, "n"]
+Scores = Float64[np.ndarray, "N"]
 T = TypeVar("T")
 
 RACE_PARTS = (10, 4)  # races drop rows after draws / 10 and draws / 4
@@ -43,7 +45,7 @@ class PoolScorer:
     acquisition: str
     priors: tuple[float, ...] | None = None
 
-    def scores(self, x: Float32[np.ndarray, "N I"], draws: DrawSet) -> Float64[np.ndarray, "N"]:
+    def scores(self, x: Float32[np.ndarray, "N I"], draws: DrawSet) -> Scores:
         """Compute the score of each row, or its individual gain if the score is joint."""
         predictive, name = self.model.predictive, self.acquisition
         if name in predictive.joint_acquisitions:
@@ -82,7 +84,7 @@ class Pool(ABC):
     seed: int
     pause: Pause = staticmethod(no_pause)
 
-    async def scores(self) -> Float64[np.ndarray, "N"]:
+    async def scores(self) -> Scores:
         raise NotImplementedError
 
     async def scores_with_errors(self, rows: Int64[np.ndarray, "n"], num_draws: int) -> Scored:
@@ -138,9 +140,7 @@ def race_stages(choice: Choice) -> tuple[int, ...]:
     return tuple(n for n in stages if n >= MIN_RACE_DRAWS)
 
 
-async def race(
-    pool: Pool, choice: Choice, stages: tuple[int, ...]
-) -> tuple[Float64[np.ndarray, "N"], int]:
+async def race(pool: Pool, choice: Choice, stages: tuple[int, ...]) -> tuple[Scores, int]:
     """Find the k rows with the highest scores without computing all draws for every row.
 
     After each stage, the best rows are scored with all draws. A row is dropped if its upper bound
@@ -183,9 +183,7 @@ async def race(
     return scores, int(is_scored.sum())
 
 
-def _smooth_errors(
-    scores: Float64[np.ndarray, "n"], errors: Float64[np.ndarray, "n"]
-) -> Float64[np.ndarray, "n"]:
+def _smooth_errors(scores: Means, errors: Means) -> Means:
     """Raise small standard errors to the root mean square over rows with similar scores."""
     n, order = len(scores), np.argsort(scores, kind="stable")
     sums = np.concatenate([[0.0], np.cumsum(errors[order] ** 2)])

@@ -27,6 +27,8 @@ from model_store.conformal.calibration import Calibration
 from model_store.conformal.rank_tables import ConformalPValues
 from model_store.scores.records import check_tensor
 
+Shares = Float64[np.ndarray, "C"]
+Values = Float64[np.ndarray, "N"]
 LABELS, SHARES = "label_shift.labels", "label_shift.shares"
 
 
@@ -39,11 +41,9 @@ class WeightedRows:
     surprisals: dict[str, Float64[np.ndarray, "m"]]
     nonconformity: Float64[np.ndarray, "m"]
     weights: Float64[np.ndarray, "m"]
-    class_weights: Float64[np.ndarray, "C"]
+    class_weights: Shares
 
-    def p_values(
-        self, statistic: Float64[np.ndarray, "N"], surprisals: dict[str, Float64[np.ndarray, "N"]]
-    ) -> ConformalPValues:
+    def p_values(self, statistic: Values, surprisals: dict[str, Values]) -> ConformalPValues:
         max_weight = float(self.class_weights.max())
         return ConformalPValues(
             weighted_p_value(statistic, self.statistic, self.weights, max_weight),
@@ -78,15 +78,13 @@ class LabelShift:
     """The calibration rows' classes and each class's share of the population."""
 
     labels: Int64[np.ndarray, "m"]
-    shares: Float64[np.ndarray, "C"]
+    shares: Shares
 
-    def unknown_classes(self, priors: Float64[np.ndarray, "C"]) -> Int64[np.ndarray, "U"]:
+    def unknown_classes(self, priors: Shares) -> Int64[np.ndarray, "U"]:
         """Return the indices of classes with a positive prior but no calibration rows."""
         return np.flatnonzero((priors > 0) & (self.shares == 0))
 
-    def weigh_rows(
-        self, calibration: Calibration, num_draws: int, priors: Float64[np.ndarray, "C"]
-    ) -> WeightedRows:
+    def weigh_rows(self, calibration: Calibration, num_draws: int, priors: Shares) -> WeightedRows:
         assert len(self.unknown_classes(priors)) == 0
         j = calibration.draw_counts.tolist().index(num_draws)
         zeros = np.zeros_like(priors)
@@ -118,11 +116,11 @@ class LabelShift:
 
 
 def weighted_p_value(
-    score: Float64[np.ndarray, "N"],
+    score: Values,
     calibration: Float64[np.ndarray, "m"],
     weights: Float64[np.ndarray, "m"],
     row_weight: float,
-) -> Float64[np.ndarray, "N"]:
+) -> Values:
     """Compute the weighted p-value p_k (see above) for new rows with weight `row_weight`."""
     order = np.argsort(calibration, kind="stable")
     upper_weight = np.concatenate([weights[order][::-1].cumsum()[::-1], [0.0]])

@@ -252,15 +252,11 @@ def mass_above(probs: Float64[np.ndarray, "N C"]) -> Float64[np.ndarray, "N C"]:
     return mass
 
 
-def class_nonconformity(
-    probs: Float64[np.ndarray, "N C"], labels: Int64[np.ndarray, "N"]
-) -> Float64[np.ndarray, "N"]:
+def class_nonconformity(probs: Float64[np.ndarray, "N C"], labels: Numbers) -> Values:
     return mass_above(probs)[np.arange(len(labels)), labels]
 
 
-def target_nonconformity(
-    mean: Float64[np.ndarray, "N"], std: Float64[np.ndarray, "N"], y: Float[np.ndarray, "N"]
-) -> Float64[np.ndarray, "N"]:
+def target_nonconformity(mean: Values, std: Values, y: Float[np.ndarray, "N"]) -> Values:
     return np.abs(y - mean) / std
 
 

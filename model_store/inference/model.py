@@ -27,6 +27,9 @@ from model_store.inference.training_rows import TrainingRows
 from model_store.scores.classification import Scores
 from model_store.scores.tasks import AnyScores, Predictive, get_predictive
 
+Rows = Float32[np.ndarray, "N I"]
+Outputs = Float32[np.ndarray, "K N C"]
+
 if TYPE_CHECKING:
     from model_store.sources.text import TextEncoder
 
@@ -131,14 +134,12 @@ class Model:
             raise GraphError("network.onnx", reason)
         self.prediction(outputs, density)
 
-    def predict(
-        self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K D"]
-    ) -> Prediction:
+    def predict(self, x: Rows, theta: Float32[np.ndarray, "K D"]) -> Prediction:
         return self.prediction(*self.runtime.run(x, theta[:, None]))
 
     def prediction(
         self,
-        outputs: Float32[np.ndarray, "K N C"],
+        outputs: Outputs,
         density: Float32[np.ndarray, "N M"],
         priors: tuple[float, ...] | None = None,
     ) -> Prediction:
@@ -185,9 +186,7 @@ class Model:
             categories=None if categories is None else categories.assign(labels),
         )
 
-    def shifted(
-        self, outputs: Float32[np.ndarray, "K N C"], priors: tuple[float, ...]
-    ) -> Float64[np.ndarray, "K N C"]:
+    def shifted(self, outputs: Outputs, priors: tuple[float, ...]) -> Float64[np.ndarray, "K N C"]:
         """Adjust the log class probabilities of each draw to new class shares."""
         assert self.manifest.priors is not None
         return shift_log_probs(outputs, self.manifest.priors, priors)

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Float32, Int64, UInt32
 from numpy.lib.stride_tricks import sliding_window_view
 
+Draws = Float32[np.ndarray, "K D"]
 NOISE_ALGORITHM = "philox4x64-10/linear-quantile"
 DRAW_INDEX = "draw-index"  # eps[k] = k for any seed, for models that are a list of draws
 ROW_NOISE = f"{NOISE_ALGORITHM}/row-signs"
@@ -37,9 +38,7 @@ def fresh_seed() -> int:
     return secrets.randbelow(MAX_SEED + 1)
 
 
-def standard_normal(
-    seed: int, first_draw: int, num_draws: int, dimension: int
-) -> Float32[np.ndarray, "K D"]:
+def standard_normal(seed: int, first_draw: int, num_draws: int, dimension: int) -> Draws:
     """Generate draws from N(0, I). Row k depends only on `seed`, D and `first_draw + k`."""
     blocks = -(-dimension // 8)
     eps_K_D = np.empty((num_draws, dimension), dtype=np.float32)
@@ -89,9 +88,7 @@ def _quantile_lines() -> tuple[Float32[np.ndarray, "nodes"], Float32[np.ndarray,
 INTERCEPT, SLOPE = _quantile_lines()
 
 
-def noise(
-    algorithm: str, seed: int, first_draw: int, num_draws: int, dimension: int
-) -> Float32[np.ndarray, "K D"]:
+def noise(algorithm: str, seed: int, first_draw: int, num_draws: int, dimension: int) -> Draws:
     """Generate noise with the named algorithm. Raise ValueError if it is unknown."""
     if algorithm in (NOISE_ALGORITHM, ROW_NOISE):
         return standard_normal(seed, first_draw, num_draws, dimension)

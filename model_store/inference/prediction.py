@@ -16,6 +16,11 @@ from model_store.scores.regression import MixtureScores
 from model_store.scores.tasks import AnyScores
 from model_store.scores.transforms import Transform, to_target
 
+Values = Float64[np.ndarray, "N"]
+Marks = Bool[np.ndarray, "N"]
+Sets = Bool[np.ndarray, "N C"]
+Intervals = Float64[np.ndarray, "N 2"]
+
 # Fields of `Prediction` with an entry per row
 ROW_FIELDS = (
     *("scores", "detected", "surprisals", "statistic", "calibrated_scores", "p_values"),
@@ -33,9 +38,9 @@ class Prediction:
     """
 
     scores: AnyScores
-    detected: dict[str, Float64[np.ndarray, "N"]]  # detector scores
-    surprisals: dict[str, Float64[np.ndarray, "N"]]  # of the detector scores
-    statistic: Float64[np.ndarray, "N"]  # of the flag
+    detected: dict[str, Values]  # detector scores
+    surprisals: dict[str, Values]  # of the detector scores
+    statistic: Values  # of the flag
     calibrated_scores: AnyScores
     p_values: ConformalPValues  # among all calibration rows, in any category
     mass_above: Float64[np.ndarray, "N C"] | None  # only in a classification
@@ -78,9 +83,7 @@ class Prediction:
         assert isinstance(self.rank_tables, RankTables)
         return self.rank_tables
 
-    def prediction_sets(
-        self, coverage: float, confidence: float | None = None
-    ) -> Bool[np.ndarray, "N C"] | None:
+    def prediction_sets(self, coverage: float, confidence: float | None = None) -> Sets | None:
         """Compute prediction sets that include the predicted label. Return None for regression."""
         if not isinstance(self.scores, Scores) or self.mass_above is None:
             return None
@@ -91,9 +94,7 @@ class Prediction:
             inside[np.arange(len(inside)), self.scores.label] = True
         return inside
 
-    def intervals(
-        self, coverage: float, confidence: float | None = None
-    ) -> Float64[np.ndarray, "N 2"] | None:
+    def intervals(self, coverage: float, confidence: float | None = None) -> Intervals | None:
         """Compute prediction intervals in target units. Return None for classification."""
         scores = self.calibrated_scores
         if not isinstance(scores, MixtureScores):
@@ -103,17 +104,13 @@ class Prediction:
         )
         return ends if self.transform is None else to_target(self.transform, ends)
 
-    def flag_levels(
-        self, fpr: float, confidence: float | None = None
-    ) -> Float64[np.ndarray, "N"] | float:
+    def flag_levels(self, fpr: float, confidence: float | None = None) -> Values | float:
         """Return the largest p-value at which the flag fires, for each row."""
         if confidence is None:
             return fpr
         return self._tables.flag_levels(fpr, confidence, self.categories)
 
-    def abstains(
-        self, fpr: float, risk: float, confidence: float | None = None
-    ) -> Bool[np.ndarray, "N"]:
+    def abstains(self, fpr: float, risk: float, confidence: float | None = None) -> Marks:
         """Mark the rows for which the service abstains.
 
         These include rows whose label differs between all draws and the calibrated draws.
@@ -127,7 +124,7 @@ class Prediction:
 
 
 def check_computed(
-    scores: Float64[np.ndarray, "N"], field: str, rows: Sequence[int] | np.ndarray | None = None
+    scores: Values, field: str, rows: Sequence[int] | np.ndarray | None = None
 ) -> None:
     """Raise InvalidInput if a score is not finite because a row's numbers are too large.
 
@@ -160,11 +157,11 @@ class Decision:
     """The decisions for N rows, with their p-values."""
 
     p_values: ConformalPValues
-    flag: Bool[np.ndarray, "N"]
-    fired: dict[str, Bool[np.ndarray, "N"]]  # by detector, at `fpr` and `confidence`
-    prediction_set: Bool[np.ndarray, "N C"] | None  # only in a classification
-    interval: Float64[np.ndarray, "N 2"] | None  # only in a regression
-    abstain: Bool[np.ndarray, "N"] | None  # None without a risk
+    flag: Marks
+    fired: dict[str, Marks]  # by detector, at `fpr` and `confidence`
+    prediction_set: Sets | None  # only in a classification
+    interval: Intervals | None  # only in a regression
+    abstain: Marks | None  # None without a risk
 
 
 def decide(prediction: Prediction, options: DecisionOptions) -> Decision:

@@ -38,6 +38,11 @@ logger = logging.getLogger("dubito")
 
 T = TypeVar("T")
 U = TypeVar("U")
+Rows = Float32[np.ndarray, "N I"]
+Features = Float32[np.ndarray, "N H"]
+Densities = Float32[np.ndarray, "N M"]
+Theta = Float32[np.ndarray, "K P D"]
+Outputs = Float32[np.ndarray, "K N C"]
 EncodeRows = Callable[[Float32[np.ndarray, "N I"]], Float32[np.ndarray, "N F"]]
 
 CUDA, PROCESSORS = "CUDAExecutionProvider", "CPUExecutionProvider"
@@ -216,25 +221,21 @@ class Runtime:
         is_small = num_draws * self.draw_bytes <= MAX_DRAW_SET_BYTES
         return DrawSet(seed, num_draws, self.draw(seed, 0, num_draws) if is_small else None)
 
-    def run_set(
-        self, x: Float32[np.ndarray, "N I"], draws: DrawSet
-    ) -> tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]:
+    def run_set(self, x: Rows, draws: DrawSet) -> tuple[Outputs, Densities]:
         """Run the network with the same draws for all rows, within the memory limit."""
         features, density = self.row_features(x)
         return self._draw_set_outputs(features, draws, self._row_signs(x)), density
 
-    def theta_by_row(
-        self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K P D"]
-    ) -> Float32[np.ndarray, "K P D"]:
+    def theta_by_row(self, x: Rows, theta: Theta) -> Theta:
         signs = self._row_signs(x)
         return theta if signs is None else signs.apply(theta, slice(None))
 
-    def _row_signs(self, x: Float32[np.ndarray, "N I"]) -> RowSigns | None:
+    def _row_signs(self, x: Rows) -> RowSigns | None:
         return RowSigns.from_rows(x, self.theta_dimension) if self.algorithm == ROW_NOISE else None
 
     def _draw_set_outputs(
-        self, features: Float32[np.ndarray, "N H"], draws: DrawSet, signs: RowSigns | None
-    ) -> Float32[np.ndarray, "K N C"]:
+        self, features: Features, draws: DrawSet, signs: RowSigns | None
+    ) -> Outputs:
         if draws.theta is not None:
             return self.draw_outputs(features, draws.theta[:, None], signs)
         chunk = max(self._min_draws, CHUNK_BYTES // self.draw_bytes)
@@ -244,9 +245,7 @@ class Runtime:
             parts.append(self.draw_outputs(features, theta[:, None], signs))
         return np.concatenate(parts)
 
-    def run(
-        self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K P D"]
-    ) -> tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]:
+    def run(self, x: Rows, theta: Theta) -> tuple[Outputs, Densities]:
         """Run the network on rows and draws.
 
         Args:
@@ -259,17 +258,13 @@ class Runtime:
         features, density = self.row_features(x)
         return self.draw_outputs(features, theta, self._row_signs(x)), density
 
-    def row_features(
-        self, x: Float32[np.ndarray, "N I"]
-    ) -> tuple[Float32[np.ndarray, "N H"], Float32[np.ndarray, "N M"]]:
+    def row_features(self, x: Rows) -> tuple[Features, Densities]:
         """Compute the density scores and the draw-independent inputs for `draw_outputs`."""
         x = self.encoded(x)
         *features, density = self._run_rows(self._row_session, self._row_outputs, x)
         return (features[0] if features else x), density
 
-    def run_outputs(
-        self, x: Float32[np.ndarray, "N I"], draws: DrawSet
-    ) -> Float32[np.ndarray, "K N C"]:
+    def run_outputs(self, x: Rows, draws: DrawSet) -> Outputs:
         """Run the network as in `run_set`, but skip the density scores, which can be slow."""
         features = self.encoded(x)
         if self._features is not None:
@@ -277,7 +272,7 @@ class Runtime:
         return self._draw_set_outputs(features, draws, self._row_signs(x))
 
     def _run_rows(
-        self, session: ort.InferenceSession, outputs: list[str], x: Float32[np.ndarray, "N I"]
+        self, session: ort.InferenceSession, outputs: list[str], x: Rows
     ) -> list[np.ndarray]:
         def compute(block: slice) -> list[np.ndarray]:
             part = x[block]
@@ -293,20 +288,20 @@ class Runtime:
             return parts[0]
         return [np.concatenate(blocks) for blocks in zip(*parts, strict=True)]
 
-    def encoded(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N F"]:
+    def encoded(self, x: Rows) -> Float32[np.ndarray, "N F"]:
         return x if self.encoder is None else self.encoder(x)
 
-    def terms(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N A I"]:
+    def terms(self, x: Rows) -> Float32[np.ndarray, "N A I"]:
         """Compute each number's part of the A attributed density scores, or raise GraphError."""
         assert self._terms is not None
         return run_graph(self._terms(), [TERMS], {"x": x})[0]
 
     def draw_outputs(
         self,
-        features: Float32[np.ndarray, "N H"],
-        theta: Float32[np.ndarray, "K P D"],
+        features: Features,
+        theta: Theta,
         signs: RowSigns | None,
-    ) -> Float32[np.ndarray, "K N C"]:
+    ) -> Outputs:
         """Compute the outputs for each draw and row from `row_features`."""
         blocks = self._row_blocks(len(features))
         outputs = np.empty((len(theta), len(features), self._outputs), dtype=np.float32)
@@ -350,9 +345,7 @@ class Runtime:
             return [work(part) for part in parts]
         return list(self._pool.map(work, parts))
 
-    def _run_draws(
-        self, features: Float32[np.ndarray, "N H"], theta: Float32[np.ndarray, "K P D"]
-    ) -> Float32[np.ndarray, "K N C"]:
+    def _run_draws(self, features: Features, theta: Theta) -> Outputs:
         # Single rows and draws are doubled for the same reason as in `_run_rows`.
         is_single = len(features) == 1 and not self.paired
         rows = np.repeat(features, 2, axis=0) if is_single else features

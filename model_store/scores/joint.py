@@ -34,6 +34,8 @@ MIN_FLOAT32_PROBABILITY = 1e-12
 
 Rows = Int64[np.ndarray, "n"]
 Gains = Float64[np.ndarray, "n"]
+Weights = Float64[np.ndarray, "S K"]
+Labels = Int64[np.ndarray, "S"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +65,7 @@ class BatchBald:
         self.num_draws = num_draws
         self._max_configurations = max(1, min(MAX_CONFIGURATIONS, MAX_JOINT_NUMBERS // num_draws))
         # Draw of each sampled configuration; None while configurations are enumerated
-        self._draw_S: Int64[np.ndarray, "S"] | None = None
+        self._draw_S: Labels | None = None
         self._rng = np.random.default_rng(seed)
         self._set(np.full((1, num_draws), 1.0 / num_draws), np.ones(1))
 
@@ -125,9 +127,7 @@ class BatchBald:
         label_S = self._labels(self._draw_S, probs_C_K)
         self._set(self._weights_S_K * probs_C_K[label_S], self._mass_S)
 
-    def _set(
-        self, weights_S_K: Float64[np.ndarray, "S K"], mass_S: Float64[np.ndarray, "S"]
-    ) -> None:
+    def _set(self, weights_S_K: Weights, mass_S: Float64[np.ndarray, "S"]) -> None:
         """Set each configuration's probability and its (unnormalised) draw weights."""
         total_S_1 = weights_S_K.sum(axis=1, keepdims=True)
         self._weights_S_K = weights_S_K / np.maximum(total_S_1, MIN_PROBABILITY)
@@ -144,9 +144,7 @@ class BatchBald:
         draw, s = np.divmod(np.minimum(index, len(cumulative) - 1), len(self._weights_S_K))
         return draw, s
 
-    def _labels(
-        self, draw_S: Int64[np.ndarray, "S"], probs_C_K: Float64[np.ndarray, "C K"]
-    ) -> Int64[np.ndarray, "S"]:
+    def _labels(self, draw_S: Labels, probs_C_K: Float64[np.ndarray, "C K"]) -> Labels:
         cumulative_S_C = np.cumsum(probs_C_K, axis=0).T[draw_S]
         quantile_S = (self._rng.permutation(len(draw_S)) + self._rng.random()) / len(draw_S)
         is_below = cumulative_S_C[:, :-1] <= (quantile_S * cumulative_S_C[:, -1])[:, None]
@@ -161,7 +159,7 @@ def _products(
 
 
 def _merge(
-    weights_S_K: Float64[np.ndarray, "S K"], mass_S: Float64[np.ndarray, "S"]
+    weights_S_K: Weights, mass_S: Float64[np.ndarray, "S"]
 ) -> tuple[Float32[np.ndarray, "M K"], Float32[np.ndarray, "M"]]:
     draw_S = weights_S_K.argmax(axis=1)
     order = np.argsort(draw_S, kind="stable")

@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Float64, Int64
 
+Sums = Float64[np.ndarray, "*shape G"]
 GROUPS = 100
 # For standard errors of disagreement. With fewer groups, they are more than 20 % too small for rows
 # whose draws rarely disagree.
@@ -119,7 +120,7 @@ class Average:
         """The ratio of each group's draws to all other draws. Requires at least two groups."""
         return self.num_draws_G / (self.num_draws - self.num_draws_G)
 
-    def __call__(self, values: Float64[np.ndarray, "*shape G"]) -> Float64[np.ndarray, "*shape"]:
+    def __call__(self, values: Sums) -> Float64[np.ndarray, "*shape"]:
         # Dividing after summing gives exactly 1 for probabilities of 1.
         weighted = values if self.has_single_draws else values * self.num_draws_G
         return np.add.reduce(weighted, axis=-1) / self.num_draws
@@ -127,9 +128,9 @@ class Average:
     def leave_one_out_variances(
         self,
         variance: Float64[np.ndarray, "*shape"],
-        square: Float64[np.ndarray, "*shape G"],
-        deviation: Float64[np.ndarray, "*shape G"],
-    ) -> Float64[np.ndarray, "*shape G"]:
+        square: Sums,
+        deviation: Sums,
+    ) -> Sums:
         """Compute the variance over draws with each group left out.
 
         Args:
@@ -144,9 +145,7 @@ class Average:
         reduced -= np.square(self.odds_G * deviation)
         return np.maximum(reduced, 0.0, out=reduced)
 
-    def jackknife_bias(
-        self, loss: Float64[np.ndarray, "*shape G"]
-    ) -> Float64[np.ndarray, "*shape"]:
+    def jackknife_bias(self, loss: Sums) -> Float64[np.ndarray, "*shape"]:
         """Estimate the size of a score's downward bias to first order.
 
         `loss` is the decrease of the score without each group. Terms with mean 0 over draws can be
@@ -155,9 +154,7 @@ class Average:
         bias: np.ndarray = np.add.reduce(loss * (1.0 - self.num_draws_G / self.num_draws), axis=-1)
         return np.maximum(bias, 0.0)
 
-    def standard_error(
-        self, change: Float64[np.ndarray, "*shape G"]
-    ) -> Float64[np.ndarray, "*shape"]:
+    def standard_error(self, change: Sums) -> Float64[np.ndarray, "*shape"]:
         """Compute a score's standard error from its changes when each group is left out.
 
         This is the delete-one jackknife, or the delete-m_j jackknife of Busing, Meijer and van der

@@ -36,13 +36,12 @@ from model_store.sources.cells import (
 )
 
 Columns = Sequence[AnyColumn]
+Rows = Float32[np.ndarray, "N I"]
 OR_NULL = ", or null"
 MAX_SHOWN = 10
 
 
-def encode(
-    columns: Columns, values: Mapping[str, Numbers | Categories]
-) -> Float32[np.ndarray, "N I"]:
+def encode(columns: Columns, values: Mapping[str, Numbers | Categories]) -> Rows:
     """Encode all columns and concatenate them in order.
 
     Missing values are NaN in columns without missing training values. See `fill_missing`.
@@ -85,9 +84,7 @@ def _one_hot(column: CategoricalColumn, values: Categories) -> Float32[np.ndarra
     return encoded
 
 
-def missing_cells(
-    x: Float32[np.ndarray, "N I"], columns: Columns
-) -> Bool[np.ndarray, "N C"] | None:
+def missing_cells(x: Rows, columns: Columns) -> Bool[np.ndarray, "N C"] | None:
     """Find missing cells in columns that were complete in training.
 
     Returns None if there are none.
@@ -98,7 +95,7 @@ def missing_cells(
     return missing if missing.any() else None
 
 
-def fill_missing(x: Float32[np.ndarray, "N I"], columns: Columns) -> Bool[np.ndarray, "N C"] | None:
+def fill_missing(x: Rows, columns: Columns) -> Bool[np.ndarray, "N C"] | None:
     """Replace the `missing_cells` with the median or most frequent value, in place."""
     missing = missing_cells(x, columns)
     if missing is not None:
@@ -106,9 +103,7 @@ def fill_missing(x: Float32[np.ndarray, "N I"], columns: Columns) -> Bool[np.nda
     return missing
 
 
-def check_complete(
-    x: Float32[np.ndarray, "N I"], columns: Columns, field: str, first_row: int = 0
-) -> None:
+def check_complete(x: Rows, columns: Columns, field: str, first_row: int = 0) -> None:
     """Raise InvalidInput if a cell is missing in a column that was complete in training."""
     missing = missing_cells(x, columns)
     if missing is None:
@@ -138,7 +133,7 @@ def encode_objects(
     field: str,
     first_row: int = 0,
     ignored: Collection[str] = (),
-) -> Float32[np.ndarray, "N I"]:
+) -> Rows:
     """Encode JSON objects keyed by column. Row numbers in errors start at `first_row`."""
     names = {column.name for column in columns}
     for n, row in enumerate(rows, start=first_row):
@@ -157,7 +152,7 @@ def encode_cells(
     columns: Columns,
     field: str,
     first_row: int = 0,
-) -> Float32[np.ndarray, "N I"]:
+) -> Rows:
     """Encode columns that contain JSON values, or numbers with NaN for missing values."""
     values: dict[str, Numbers | Categories] = {}
     errors: list[InvalidInput] = []  # the first of each column
@@ -206,20 +201,20 @@ def usual_row(columns: Columns) -> Float32[np.ndarray, "I"]:
     return encode(columns, values)[0]
 
 
-def indicated_cells(x: Float32[np.ndarray, "N I"], columns: Columns) -> Bool[np.ndarray, "N C"]:
+def indicated_cells(x: Rows, columns: Columns) -> Bool[np.ndarray, "N C"]:
     """Find missing cells in columns that had missing values in training."""
     has_indicator = np.array([column.indicator for column in columns])
     return (x[:, _ends(columns) - 1] == 1.0) & has_indicator
 
 
-def unknown_cells(x: Float32[np.ndarray, "N I"], columns: Columns) -> Bool[np.ndarray, "N C"]:
+def unknown_cells(x: Rows, columns: Columns) -> Bool[np.ndarray, "N C"]:
     """Find unknown categories, and missing categories in columns without an indicator."""
     is_categorical = np.array([isinstance(column, CategoricalColumn) for column in columns])
     has_indicator = np.array([column.indicator for column in columns], dtype=int)
     return (x[:, _ends(columns) - 1 - has_indicator] != 0.0) & is_categorical
 
 
-def unknown_categories(x: Float32[np.ndarray, "N I"], columns: Columns) -> dict[str, int]:
+def unknown_categories(x: Rows, columns: Columns) -> dict[str, int]:
     """Count the `unknown_cells` of each column, omitting zeros."""
     if not columns:
         return {}
@@ -227,7 +222,7 @@ def unknown_categories(x: Float32[np.ndarray, "N I"], columns: Columns) -> dict[
     return {column.name: count for column, count in zip(columns, counts, strict=True) if count}
 
 
-def count_unknown(counts: dict[str, int], x: Float32[np.ndarray, "N I"], columns: Columns) -> None:
+def count_unknown(counts: dict[str, int], x: Rows, columns: Columns) -> None:
     for name, count in unknown_categories(x, columns).items():
         counts[name] = counts.get(name, 0) + count
 

@@ -27,6 +27,7 @@ from training.data.rows import Rows
 from training.seeds import Stream
 from training.versions import TemperatureChoice
 
+Outputs = Float[Tensor, "K N C"]
 PRIOR_STD = 0.5  # of log T
 MAX_TEMPERATURE = 10.0  # the minimum is its inverse
 PRECISION = 1e-3  # of log T
@@ -53,7 +54,7 @@ def max_rows_for(likelihood: Likelihood, draws: int) -> int:
 
 
 def choose_temperature(
-    likelihood: Likelihood, predictions: Float[Tensor, "K N C"], y: Tensor
+    likelihood: Likelihood, predictions: Outputs, y: Tensor
 ) -> TemperatureChoice:
     if len(y) < 2:
         return TemperatureChoice(value=1.0, fitted=1.0, gain=0.0, standard_error=0.0)
@@ -71,9 +72,7 @@ def choose_temperature(
     return TemperatureChoice(value=value, fitted=optimum, gain=mean, standard_error=error)
 
 
-def fit_temperature(
-    likelihood: Likelihood, predictions: Float[Tensor, "K N C"], y: Tensor
-) -> float:
+def fit_temperature(likelihood: Likelihood, predictions: Outputs, y: Tensor) -> float:
     def loss(log_t: float) -> float:
         tempered = likelihood.tempered(predictions, math.exp(log_t))
         log_likelihood = likelihood.mixture_log_likelihood(tempered, y).sum().item()

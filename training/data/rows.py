@@ -34,6 +34,8 @@ DEFAULT_TEST_FRACTION, DEFAULT_TEST_ROWS = 0.2, 10_000
 Rng = np.random.Generator
 Index = Int64[np.ndarray, "M"]
 Labels = Int64[np.ndarray, "N"]
+Train = Int64[np.ndarray, "R"]
+Test = Int64[np.ndarray, "T"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,9 +127,7 @@ def default_test_fraction(rows: int) -> float:
     return min(DEFAULT_TEST_FRACTION, DEFAULT_TEST_ROWS / max(rows, 1))
 
 
-def hold_out(
-    rows: int, test_fraction: float | None, keys: Keys = NO_KEYS
-) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "T"]]:
+def hold_out(rows: int, test_fraction: float | None, keys: Keys = NO_KEYS) -> tuple[Train, Test]:
     """Hold out a fixed test set, and return the sorted training and test indices.
 
     Test rows are random, the latest by `times`, complete `groups`, or stratified by `labels`.
@@ -165,9 +165,7 @@ def _order_by_class(labels: Labels, rng: Rng) -> Index:
     return shuffled[np.argsort(first[inverse][shuffled], kind="stable")]
 
 
-def _split_systematically(
-    order: Labels, size: int, rng: Rng
-) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "T"]]:
+def _split_systematically(order: Labels, size: int, rng: Rng) -> tuple[Train, Test]:
     """Draw a systematic sample of `size` rows, at equal steps from a random start.
 
     Returns the other rows and the sample. Every row is equally likely, and each
@@ -202,15 +200,15 @@ class Rows:
     """
 
     x: Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]
-    y: Int64[np.ndarray, "N"] | Float32[np.ndarray, "N"] | Float64[np.ndarray, "N"]
+    y: Labels | Float32[np.ndarray, "N"] | Float64[np.ndarray, "N"]
     ids: Shaped[np.ndarray, "N"] | None = None
-    groups: Int64[np.ndarray, "N"] | None = None  # group numbers
+    groups: Labels | None = None  # group numbers
     weights: Float64[np.ndarray, "N"] | None = None  # in training; None if equal
 
     def __len__(self) -> int:
         return len(self.x)
 
-    def take(self, index: Int64[np.ndarray, "M"]) -> "Rows":
+    def take(self, index: Index) -> "Rows":
         rest = self.ids, self.groups, self.weights
         return Rows(
             self.x[index], self.y[index], *(None if key is None else key[index] for key in rest)
@@ -379,7 +377,7 @@ def renumber(data: Dataset, classes: Sequence[str]) -> Dataset:
 
 def class_numbers(
     train: Sequence[str], test: Sequence[str], field: str
-) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "T"], tuple[str, ...]]:
+) -> tuple[Train, Test, tuple[str, ...]]:
     """Map labels to numbers in sorted order; numeric labels are sorted by value."""
     classes = sorted({*train, *test}, key=_by_value)
     if not 2 <= len(classes) <= MAX_CLASSES:
@@ -400,14 +398,14 @@ def _by_value(label: str) -> tuple[float, str]:
         return float("inf"), label
 
 
-def class_shares(y: Int64[np.ndarray, "N"], classes: int) -> Float64[np.ndarray, "C"]:
+def class_shares(y: Labels, classes: int) -> Float64[np.ndarray, "C"]:
     return np.bincount(y, minlength=classes) / len(y)
 
 
 def class_weights(
     config: Literal["balanced"] | dict[str, float],
     classes: Sequence[str],
-    y: Int64[np.ndarray, "N"],
+    y: Labels,
 ) -> Float64[np.ndarray, "C"]:
     """Compute class weights for a fit, with a mean of 1 over the rows.
 

@@ -51,6 +51,8 @@ Values = Float64[np.ndarray, "N"]
 Labels = Int64[np.ndarray, "N"]
 Positive = Float64[np.ndarray, "P"]
 Negative = Float64[np.ndarray, "N"]
+Hits = Bool[np.ndarray, "N"]
+Outputs = Float64[np.ndarray, "K N 2"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +120,7 @@ class Mean(Figure):
 
 
 class Share(Mean):
-    def __init__(self, hits: Bool[np.ndarray, "N"]) -> None:
+    def __init__(self, hits: Hits) -> None:
         super().__init__(hits)
 
     def interval(self, resamples: Resamples | None = None) -> Ends:  # noqa: ARG002
@@ -141,9 +143,7 @@ class BinnedGap(Figure):
     quantile of sum_b |G_b in the sample - G_b| / N, an upper bound on the bias.
     """
 
-    def __init__(
-        self, gaps: Float64[np.ndarray, "N"], bins: Int64[np.ndarray, "N"], num_bins: int
-    ) -> None:
+    def __init__(self, gaps: Values, bins: Labels, num_bins: int) -> None:
         super().__init__(gaps)
         self.bins, self.num_bins = bins, num_bins
 
@@ -171,7 +171,7 @@ class RiskCoverage(Figure):
     Rows of equal score count as in a random order.
     """
 
-    def __init__(self, score: Float64[np.ndarray, "N"], loss: Float64[np.ndarray, "N"]) -> None:
+    def __init__(self, score: Values, loss: Values) -> None:
         self.order = np.argsort(score, kind="stable")
         super().__init__(loss[self.order])
         # Rows of equal score form a group.
@@ -245,7 +245,7 @@ def regression_figures(
     return figures | ({"interval_width_at_95": Mean(width)} if np.isfinite(width).all() else {})
 
 
-def is_within(ends: Float64[np.ndarray, "N 2"], y: np.ndarray) -> Bool[np.ndarray, "N"]:
+def is_within(ends: Float64[np.ndarray, "N 2"], y: np.ndarray) -> Hits:
     return (ends[:, 0] <= y) & (y <= ends[:, 1])
 
 
@@ -255,9 +255,7 @@ def probability_bins(
     return np.minimum((probs * bins).astype(np.int64), bins - 1)
 
 
-def reliability(
-    confidence: Values, correct: Bool[np.ndarray, "N"], bins: int = BINS
-) -> list[Record]:
+def reliability(confidence: Values, correct: Hits, bins: int = BINS) -> list[Record]:
     index, results = probability_bins(confidence, bins), []
     for b in np.unique(index).tolist():
         hits = correct[index == b]
@@ -298,9 +296,7 @@ class TargetMeasures:
         return cls(log_density(moments, target, transform), scores, pit)
 
 
-def transformed_crps(
-    outputs: Float64[np.ndarray, "K N 2"], y: Values, transform: Transform
-) -> Values:
+def transformed_crps(outputs: Outputs, y: Values, transform: Transform) -> Values:
     """Approximate the CRPS for a transformed target, E|T - y| - E|T - T'| / 2.
 
     Each draw's distribution is represented by `NODES` equally probable values.
@@ -314,7 +310,7 @@ def transformed_crps(
     return distance - weights @ targets
 
 
-def distribution_function(outputs: Float64[np.ndarray, "K N 2"], y: Values) -> Values:
+def distribution_function(outputs: Outputs, y: Values) -> Values:
     mean, std = outputs[..., 0], np.exp(0.5 * outputs[..., 1])
     return ndtr((y - mean) / std).mean(axis=0)
 

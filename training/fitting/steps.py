@@ -18,6 +18,9 @@ from training.bayes.posterior import step_noise
 from training.recipe import AugmentationSection, Recipe
 from training.seeds import Stream, hash_key
 
+Inputs = Float[Tensor, "N I"]
+Targets = Num[Tensor, "N"]
+Sums = Float64[Tensor, "3"]
 GRADIENT_NORM = 5.0  # maximum
 ROW_GROUPS = 8  # groups of rows with separate draws, for methods that group rows
 VALIDATION_DRAWS = 20
@@ -53,9 +56,7 @@ class Steps:
             self.compute = GraphedFunction(self._compute)
         spare_threads(model, batch_rows, self.samples)
 
-    def take(
-        self, x: Num[Tensor, "N I"], y: Num[Tensor, "N"], kl_weight: float, step: int
-    ) -> Float64[Tensor, "3"]:
+    def take(self, x: Num[Tensor, "N I"], y: Targets, kl_weight: float, step: int) -> Sums:
         """Take one optimiser step on a batch.
 
         `step` counts from 0. Returns the likelihood term in nats per row, the mean KL of draws in
@@ -71,9 +72,7 @@ class Steps:
             flush_moments(self.optimizer)
         return result
 
-    def inputs(
-        self, x: Num[Tensor, "N I"], step: int
-    ) -> tuple[Float[Tensor, "N I"], Float[Tensor, "S E"]]:
+    def inputs(self, x: Num[Tensor, "N I"], step: int) -> tuple[Inputs, Float[Tensor, "S E"]]:
         """Augment rows, and generate noise for the draws of each group of rows."""
         x, recipe = x.float(), self.recipe
         if recipe.augmentation is not None:
@@ -88,9 +87,7 @@ class Steps:
         """Return the number of groups of rows that have separate draws."""
         return min(ROW_GROUPS if self.recipe.posterior.groups_rows else 1, rows)
 
-    def _compute(
-        self, x: Float[Tensor, "N I"], y: Num[Tensor, "N"], eps: Tensor, kl_weight: float | Tensor
-    ) -> Float64[Tensor, "3"]:
+    def _compute(self, x: Inputs, y: Targets, eps: Tensor, kl_weight: float | Tensor) -> Sums:
         likelihood = self.model.likelihood
         predictions, kl = self.model.sample(x, eps, self.groups(len(x)))
         log_likelihood = likelihood.weighted_log_likelihood(predictions, y)
@@ -284,9 +281,7 @@ def check_augmentation(section: AugmentationSection | None, shape: Sequence[int]
         raise InvalidInput("augmentation.shift", f"less than {side} pixels", str(section.shift))
 
 
-def augment(
-    x: Float[Tensor, "N I"], shape: Sequence[int], section: AugmentationSection, seed: int
-) -> Float[Tensor, "N I"]:
+def augment(x: Inputs, shape: Sequence[int], section: AugmentationSection, seed: int) -> Inputs:
     """Apply random augmentations to images.
 
     Each image is flipped with probability 1/2 along each axis in `flip`, shifted by up to `shift`

@@ -54,6 +54,8 @@ from training.networks.selection import (
     unsupported,
 )
 
+Inputs = Float[Tensor, "N I"]
+Outputs = Float[Tensor, "K N C"]
 ELEMENTWISE = (
     nn.ReLU,
     nn.LeakyReLU,
@@ -129,9 +131,7 @@ class DrawnNetwork(Network):
             raise InvalidInput("network", "a Linear, Conv1d or Conv2d layer to draw", "none")
         self._try(examples)
 
-    def run(
-        self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
-    ) -> tuple[Float[Tensor, "K N C"], Tensor | None]:
+    def run(self, x: Inputs, theta: Float[Tensor, "K P D"]) -> tuple[Outputs, Tensor | None]:
         self.forward_context.num_draws = theta.shape[0]
         return self._run(x, theta.split(self.layer_sizes, dim=-1))
 
@@ -159,25 +159,23 @@ class DrawnNetwork(Network):
 
     def sample_locally(
         self,
-        x: Float[Tensor, "N I"],
+        x: Inputs,
         means: Sequence[Tensor],
         variances: Sequence[Tensor],
         num_draws: int,
-    ) -> Float[Tensor, "K N C"]:
+    ) -> Outputs:
         self.forward_context.variance = self._by_layer(variances)
         self.forward_context.num_draws = num_draws
         return self._run(x, [mean[None, None] for mean in means])[0]
 
-    def embed(self, x: Float[Tensor, "N I"], theta: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
+    def embed(self, x: Inputs, theta: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
         # With a single draw, onnxruntime's summation order would depend on the number of rows.
         draws = theta if self.is_paired else theta.expand(2, -1, -1)
         h = last_input(self.module, lambda: self.run(x, draws))
         return (h[: x.shape[0]] if self.folded or h.ndim == 2 else h[0]).flatten(1)
 
     @torch.no_grad()
-    def initialise(
-        self, x: Float[Tensor, "N I"], standardise: bool = True
-    ) -> Float[Tensor, "D"] | None:
+    def initialise(self, x: Inputs, standardise: bool = True) -> Float[Tensor, "D"] | None:
         """Initialise the standardisation from a batch, and return theta's initial value, if any.
 
         Random weights start at the module's weights. Random scales start at values for which
@@ -355,15 +353,13 @@ class MemberNetwork(Network):
         check_training(members[0], frozen[0], examples)
 
     @without_fast_path
-    def run(
-        self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
-    ) -> tuple[Float[Tensor, "K N C"], None]:
+    def run(self, x: Inputs, theta: Float[Tensor, "K P D"]) -> tuple[Outputs, None]:
         standard = self.scale(x)
         outputs = torch.stack([member(standard) for member in self.members])
         return outputs.index_select(0, theta[:, 0, 0].long()), None
 
     @without_fast_path
-    def embed(self, x: Float[Tensor, "N I"], _: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
+    def embed(self, x: Inputs, _: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
         """Compute the last layer's input for the first member."""
         standard = self.scale(x)
         return last_input(self.members[0], lambda: self.members[0](standard)).flatten(1)
