@@ -22,12 +22,7 @@ from unicodedata import normalize
 import numpy as np
 from jaxtyping import Float64
 
-from model_store.artifacts.manifest import (
-    AnyColumn,
-    CategoricalColumn,
-    NumberStyle,
-    NumericColumn,
-)
+from model_store.artifacts.manifest import AnyColumn, CategoricalColumn, NumberStyle, NumericColumn
 
 MISSING = (
     *("", "NA", "N/A", "n/a", "NULL", "null", "NaN", "nan", "-NaN", "-nan"),

@@ -17,13 +17,7 @@ import pyarrow as pa
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
-from model_store.processes import (
-    READY,
-    become_child,
-    describe_exit,
-    is_out_of_memory,
-    limit_memory,
-)
+from model_store.processes import READY, become_child, describe_exit, is_out_of_memory, limit_memory
 from model_store.sources.parquet import ParquetFile, to_parquet
 
 

@@ -20,38 +20,21 @@ from model_store.sources.columns import fill_missing, unknown_categories
 from model_store.sources.files import check_ids
 from model_store.sources.row_file import Part, RowFile, text_bytes
 from model_store.sources.rows import add_row_id, count_rows, name_rows
-from model_store.state.labels import (
-    Acquisition,
-    has_state,
-    labelled_ids,
-    row_format,
-    save_acquired,
-)
+from model_store.state.labels import Acquisition, has_state, labelled_ids, row_format, save_acquired
 from model_store.state.live import prediction_records
 from model_store.types import JsonObject
 from service.api.media_types import ENDINGS
 from service.api.openapi import file_body, request_body
 from service.api.options import resolve_num_samples
 from service.api.predict import RowWork, open_file, read_work, to_numbers
-from service.api.requests import (
-    parse_query,
-    read_body,
-    request_media_type,
-    unsupported,
-)
+from service.api.requests import parse_query, read_body, request_media_type, unsupported
 from service.api.responses import json_response
 from service.api.schemas import AcquireRequest, ModelRequest
 from service.auth.scopes import needs
 from service.batch.computation import acquire_answer, choice_options
 from service.context import Context, CurrentContext, CurrentRequest, get_context
 from service.engine.batching import EngineWork
-from service.engine.pool_ranking import (
-    EnginePool,
-    PoolWork,
-    acquired_rows,
-    answer_rows,
-    check_keep,
-)
+from service.engine.pool_ranking import EnginePool, PoolWork, acquired_rows, answer_rows, check_keep
 
 ID_BYTES = 200  # per id
 CHECK_BYTES = 100  # per id, while duplicates are searched

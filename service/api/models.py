@@ -9,11 +9,7 @@ import orjson
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
-from model_store.artifacts.manifest import (
-    CategorySpec,
-    EncoderSpec,
-    Manifest,
-)
+from model_store.artifacts.manifest import CategorySpec, EncoderSpec, Manifest
 from model_store.artifacts.report import FILES, PAGE, evaluation_report
 from model_store.artifacts.storage import REPORT
 from model_store.conformal.drift import ALARM_EVIDENCE

@@ -18,11 +18,7 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from model_store.errors import InvalidInput
 from model_store.inference.explanation import Explanation, explain, replace_each_column
 from model_store.inference.prediction import DecisionOptions, Prediction, check_computed, decide
-from model_store.sources.columns import (
-    check_complete,
-    fill_missing,
-    unknown_categories,
-)
+from model_store.sources.columns import check_complete, fill_missing, unknown_categories
 from model_store.sources.files import open_rows
 from model_store.sources.row_file import RowFile, Source
 from model_store.sources.rows import MAX_FAST_BYTES, RowReader, Rows

@@ -30,11 +30,7 @@ from model_store.acquisition.choice import (
     id_hashes,
     max_joint_candidates,
 )
-from model_store.acquisition.ranking import (
-    Pool,
-    Scored,
-    rank_pool,
-)
+from model_store.acquisition.ranking import Pool, Scored, rank_pool
 from model_store.artifacts.disk import sync_folder
 from model_store.artifacts.store import open_store
 from model_store.conformal.rank_tables import benjamini_hochberg

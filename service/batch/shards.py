@@ -17,13 +17,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from model_store.acquisition.choice import (
-    RANDOM,
-    id_hashes,
-    power_scores,
-    random_scores,
-    top,
-)
+from model_store.acquisition.choice import RANDOM, id_hashes, power_scores, random_scores, top
 from model_store.artifacts.store import open_store
 from model_store.errors import DubitoError, InvalidInput
 from model_store.inference.model import NEEDED, Model
@@ -33,16 +27,7 @@ from model_store.sources.files import check_ids
 from model_store.sources.parquet import to_parquet
 from model_store.sources.row_file import ID
 from service.batch.computation import UNKNOWN_CATEGORIES, Computation
-from service.batch.data_set import (
-    OUT,
-    PLAN,
-    PLANS,
-    SOURCE,
-    Rows,
-    Shard,
-    read_shard,
-    reject_line,
-)
+from service.batch.data_set import OUT, PLAN, PLANS, SOURCE, Rows, Shard, read_shard, reject_line
 from service.batch.files import Stopped, open_files
 from service.batch.output import table_columns, table_metadata, to_table
 from service.server.process import keep_heaps_whole

@@ -30,13 +30,7 @@ from training.fitting.checkpoint import read_checkpoint, write_checkpoint
 from training.fitting.convergence import convergence
 from training.fitting.laplace import fit_laplace
 from training.fitting.plots import plot_run
-from training.fitting.steps import (
-    VALIDATION_DRAWS,
-    KLSchedule,
-    Steps,
-    adam,
-    decay_rates,
-)
+from training.fitting.steps import VALIDATION_DRAWS, KLSchedule, Steps, adam, decay_rates
 from training.fitting.stopping import (
     EarlyStopping,
     Metrics,

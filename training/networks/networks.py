@@ -47,12 +47,7 @@ from training.networks.probes import (
     watch,
     without_fast_path,
 )
-from training.networks.selection import (
-    freeze,
-    layers_by_name,
-    select_layers,
-    unsupported,
-)
+from training.networks.selection import freeze, layers_by_name, select_layers, unsupported
 
 Inputs = Float[Tensor, "N I"]
 Outputs = Float[Tensor, "K N C"]

@@ -16,12 +16,7 @@ from model_store.errors import InvalidInput, one_line
 from model_store.overrides import Override
 from training.bayes.layers import DRAWABLE
 from training.bayes.likelihoods import Likelihood
-from training.networks.selection import (
-    EXCLUDE,
-    is_within,
-    layers_by_name,
-    unsupported,
-)
+from training.networks.selection import EXCLUDE, is_within, layers_by_name, unsupported
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 REPEATED_ROWS = 3
