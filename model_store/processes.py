@@ -150,11 +150,7 @@ class ChildProcess:
         self._received = b""
 
     def ask(
-        self,
-        request: Any,
-        seconds: float,
-        stopping: threading.Event,
-        data: Content = b"",
+        self, request: Any, seconds: float, stopping: threading.Event, data: Content = b""
     ) -> Any:
         """Send a request with optional binary data and return the child's response.
 

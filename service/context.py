@@ -39,10 +39,7 @@ NO_STATE = (
 
 class Context:
     def __init__(
-        self,
-        settings: Settings,
-        key_ring: KeyRing,
-        backend: StateBackend | None = None,
+        self, settings: Settings, key_ring: KeyRing, backend: StateBackend | None = None
     ) -> None:
         self.settings = settings
         self.key_ring = key_ring

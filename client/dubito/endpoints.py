@@ -352,11 +352,7 @@ class Endpoints:
 
     @Endpoint
     def kept_labels(
-        self,
-        model: str | None = None,
-        *,
-        annotator: str | None = None,
-        former: bool = False,
+        self, model: str | None = None, *, annotator: str | None = None, former: bool = False
     ) -> Steps[list[KeptLabel]]:
         """List a model's labels, oldest first.
 

@@ -66,9 +66,7 @@ def check_acquisition(name: str | None, task: Task) -> str:
         return PREDICTIVES[task].default_acquisition
     if name not in ACQUISITIONS[task]:
         raise InvalidInput(
-            "acquisition",
-            f"{list_choices(ACQUISITIONS[task])} for a model of {task}",
-            repr(name),
+            "acquisition", f"{list_choices(ACQUISITIONS[task])} for a model of {task}", repr(name)
         )
     return name
 

@@ -84,10 +84,7 @@ class Objects:
                     "connect_timeout": f"{CONNECT_S}s",
                     "timeout": f"{seconds}s",
                 },
-                retry_config={
-                    "max_retries": RETRIES,
-                    "retry_timeout": timedelta(seconds=seconds),
-                },
+                retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=seconds)},
             )
 
         try:

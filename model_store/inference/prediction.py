@@ -56,8 +56,7 @@ class Prediction:
         if len(parts) == 1:
             return first
         return replace(
-            first,
-            **{name: concatenate([getattr(p, name) for p in parts]) for name in ROW_FIELDS},
+            first, **{name: concatenate([getattr(p, name) for p in parts]) for name in ROW_FIELDS}
         )
 
     def take(self, rows: slice | np.ndarray) -> "Prediction":

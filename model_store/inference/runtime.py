@@ -296,12 +296,7 @@ class Runtime:
         assert self._terms is not None
         return run_graph(self._terms(), [TERMS], {"x": x})[0]
 
-    def draw_outputs(
-        self,
-        features: Features,
-        theta: Theta,
-        signs: RowSigns | None,
-    ) -> Outputs:
+    def draw_outputs(self, features: Features, theta: Theta, signs: RowSigns | None) -> Outputs:
         """Compute the outputs for each draw and row from `row_features`."""
         blocks = self._row_blocks(len(features))
         outputs = np.empty((len(theta), len(features), self._outputs), dtype=np.float32)

@@ -126,10 +126,7 @@ class Average:
         return np.add.reduce(weighted, axis=-1) / self.num_draws
 
     def leave_one_out_variances(
-        self,
-        variance: Float64[np.ndarray, "*shape"],
-        square: Sums,
-        deviation: Sums,
+        self, variance: Float64[np.ndarray, "*shape"], square: Sums, deviation: Sums
     ) -> Sums:
         """Compute the variance over draws with each group left out.
 

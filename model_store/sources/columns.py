@@ -148,10 +148,7 @@ def encode_objects(
 
 
 def encode_cells(
-    cells: Mapping[str, Sequence[Any] | Numbers],
-    columns: Columns,
-    field: str,
-    first_row: int = 0,
+    cells: Mapping[str, Sequence[Any] | Numbers], columns: Columns, field: str, first_row: int = 0
 ) -> Rows:
     """Encode columns that contain JSON values, or numbers with NaN for missing values."""
     values: dict[str, Numbers | Categories] = {}

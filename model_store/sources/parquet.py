@@ -79,11 +79,7 @@ class ParquetFile(RowFile):
     ENDING = ".parquet"
 
     def __init__(
-        self,
-        source: Source | io.RawIOBase,
-        spec: InputSpec,
-        field: str,
-        bounds: Bounds = UNBOUNDED,
+        self, source: Source | io.RawIOBase, spec: InputSpec, field: str, bounds: Bounds = UNBOUNDED
     ) -> None:
         self._remote = source if isinstance(source, io.RawIOBase) else None
         super().__init__(b"" if isinstance(source, io.RawIOBase) else source, spec, field, bounds)

@@ -306,9 +306,7 @@ def _row(loaded: ServedModel, entry: LabelEntry, n: int, call: RequestContext) -
 
 
 @router.get(
-    "/models/{name}/labels",
-    response_model=LabelFiguresAnswer,
-    dependencies=[needs("read")],
+    "/models/{name}/labels", response_model=LabelFiguresAnswer, dependencies=[needs("read")]
 )
 async def get_label_figures(context: CurrentContext, name: ModelName) -> JsonObject:
     """Count a model's labels and evaluate its versions on control rows."""

@@ -221,9 +221,7 @@ async def get_report(context: CurrentContext, name: ModelName, version: str) -> 
 
 
 @router.get(
-    REPORT_PATH + "/{file}",
-    responses={200: {"content": FILE_CONTENT}},
-    response_class=Response,
+    REPORT_PATH + "/{file}", responses={200: {"content": FILE_CONTENT}}, response_class=Response
 )
 async def get_report_file(
     context: CurrentContext, name: ModelName, version: str, file: str

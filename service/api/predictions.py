@@ -84,11 +84,7 @@ class Results:
     @property
     def _fields(self) -> "list[Field]":
         columns = self.manifest.input.columns or None
-        optional = {
-            "samples": self.samples,
-            "explanation": self.explanation,
-            "missing": columns,
-        }
+        optional = {"samples": self.samples, "explanation": self.explanation, "missing": columns}
         fields = BY_TASK[self.manifest.task]
         return [f for f in fields if not f.is_optional or optional[f.name] is not None]
 

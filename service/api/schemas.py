@@ -27,8 +27,7 @@ EXAMPLE_ROW: list[Any] = [
 
 # `resolve_priors` checks the numbers, because pydantic would report an error for each.
 Priors = Annotated[
-    dict[str, Any],
-    WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}}),
+    dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}})
 ]
 
 

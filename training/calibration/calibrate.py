@@ -82,9 +82,7 @@ def calibrate(
 
 
 def by_detector(
-    scores: list[AnyScores],
-    density: Float32[np.ndarray, "n M"],
-    names: tuple[str, ...],
+    scores: list[AnyScores], density: Float32[np.ndarray, "n M"], names: tuple[str, ...]
 ) -> DetectorScores:
     parts = [detector_scores(s, density, names) for s in scores]
     by_name = {name: np.stack([part[name] for part in parts]) for name in parts[0]}

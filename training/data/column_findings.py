@@ -364,11 +364,7 @@ def _sample_rows(codes: Index, is_time: bool) -> Index:
 
 
 def _compare(
-    x: Float64[np.ndarray, "N I"],
-    y: np.ndarray,
-    codes: Index,
-    is_regression: bool,
-    is_time: bool,
+    x: Float64[np.ndarray, "N I"], y: np.ndarray, codes: Index, is_regression: bool, is_time: bool
 ) -> tuple[Float64[np.ndarray, "M"], Float64[np.ndarray, "M"]]:
     """Score each row after a random split and after a split by `codes`.
 

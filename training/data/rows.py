@@ -403,9 +403,7 @@ def class_shares(y: Labels, classes: int) -> Float64[np.ndarray, "C"]:
 
 
 def class_weights(
-    config: Literal["balanced"] | dict[str, float],
-    classes: Sequence[str],
-    y: Labels,
+    config: Literal["balanced"] | dict[str, float], classes: Sequence[str], y: Labels
 ) -> Float64[np.ndarray, "C"]:
     """Compute class weights for a fit, with a mean of 1 over the rows.
 

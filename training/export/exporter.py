@@ -60,10 +60,7 @@ _in_memory: dict[str, bytes] = {}
 
 @without_fast_path
 def export_graph(
-    module: nn.Module,
-    inputs: tuple[Tensor, ...],
-    dynamic_shapes: DynamicShapes,
-    outputs: list[str],
+    module: nn.Module, inputs: tuple[Tensor, ...], dynamic_shapes: DynamicShapes, outputs: list[str]
 ) -> onnx.ModelProto:
     """Export a module to an ONNX graph with named inputs, dynamic axes and outputs."""
     discarded = io.StringIO()

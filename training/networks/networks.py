@@ -64,14 +64,7 @@ ELEMENTWISE = (
 )
 CHAINED = (nn.Linear, PiecewiseLinear, RandomFeatures, *ELEMENTWISE, *DROPOUTS)
 # Layers whose inputs can be an embedding.
-WEIGHTED = (
-    nn.Linear,
-    _ConvNd,
-    nn.Bilinear,
-    nn.RNNBase,
-    nn.MultiheadAttention,
-    RandomLayer,
-)
+WEIGHTED = (nn.Linear, _ConvNd, nn.Bilinear, nn.RNNBase, nn.MultiheadAttention, RandomLayer)
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 TRIAL_ROWS, TRIAL_DRAWS = 3, 2
 Layer = TypeVar("Layer", ScaledLayer, WeightLayer)
@@ -153,11 +146,7 @@ class DrawnNetwork(Network):
         return {slot.name: part for slot, part in zip(self.slots, parts, strict=True)}
 
     def sample_locally(
-        self,
-        x: Inputs,
-        means: Sequence[Tensor],
-        variances: Sequence[Tensor],
-        num_draws: int,
+        self, x: Inputs, means: Sequence[Tensor], variances: Sequence[Tensor], num_draws: int
     ) -> Outputs:
         self.forward_context.variance = self._by_layer(variances)
         self.forward_context.num_draws = num_draws

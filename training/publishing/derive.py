@@ -127,11 +127,7 @@ def split_rows(data: Dataset, reference_rows: int, ranking_rows: int, seed: int)
 
 
 def recalibrate(
-    store: ModelStore,
-    parent: Artifact,
-    rows: HeldOut,
-    name: str,
-    origin: dict[str, str],
+    store: ModelStore, parent: Artifact, rows: HeldOut, name: str, origin: dict[str, str]
 ) -> Manifest:
     """Calibrate and test a version on other rows, and publish the result.
 
