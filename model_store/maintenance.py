@@ -74,9 +74,8 @@ def delete(options: argparse.Namespace) -> None:
     store = _open(options)
     name, colon, version = options.version.partition(":")
     if colon and not is_version(version):
-        raise InvalidInput(
-            "version", "NAME, or NAME:VERSION with a number", repr(options.version[:80])
-        )
+        expected = "NAME, or NAME:VERSION with a number"
+        raise InvalidInput("version", expected, repr(options.version[:80]))
     before = store.aliases(name)
     deleted = store.delete(name, version or None, options.force)
     print(f"deleted: {name} version {', '.join(deleted)}")

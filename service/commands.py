@@ -87,9 +87,8 @@ def _add_data_set(
     parser.add_argument("--out", metavar="DST", help=help, required=kind == "score")
     for name, (convert, meaning) in {**DATA_SET_OPTIONS, **options}.items():
         metavar = None if convert is str else "N"
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", type=convert, metavar=metavar, help=meaning
-        )
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, type=convert, metavar=metavar, help=meaning)
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.set_defaults(kind=kind, version="latest", max_rejects=0.01)
     return parser

@@ -41,9 +41,8 @@ def serve(options: argparse.Namespace) -> int:
         print(f"error: {problem}", file=sys.stderr)
         return 3
     if isinstance(settings.store, Path) and not settings.store.exists():
-        logger.warning(
-            "DUBITO_STORE: the folder %s does not exist; waiting for it", settings.store.absolute()
-        )
+        message = "DUBITO_STORE: the folder %s does not exist; waiting for it"
+        logger.warning(message, settings.store.absolute())
     if settings.page and settings.port != 0:
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)
         logger.info("web page: http://%s:%s/", host, settings.port)

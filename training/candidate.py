@@ -122,9 +122,8 @@ def fit_candidate(store: ModelStore, sources: CandidateData, device: torch.devic
             store.set_alias(name, CANDIDATE, manifest.version)
             return manifest
     old, new = len(sources.splits.train), len(sources.train)
-    log.info(
-        "fitting %d training rows and %d labelled rows from %s", old, new, sources.parent.label
-    )
+    message = "fitting %d training rows and %d labelled rows from %s"
+    log.info(message, old, new, sources.parent.label)
     result = fit(
         sources.parent.recipe,
         sources.data,

@@ -279,13 +279,8 @@ class _FitSteps:
             likelihoods[name], errors[name] = self._held_out(transform, trial)
         y = self.splits.validation.y.astype(np.float64)
         max_error = 2.0 * float(np.sqrt(np.square(y - self.splits.train.y.mean()).mean()))
-        choice = best_transform(
-            {
-                name: values
-                for name, values in likelihoods.items()
-                if name == "none" or errors[name] <= max_error
-            }
-        )
+        names = [name for name in transforms if name == "none" or errors[name] <= max_error]
+        choice = best_transform({name: likelihoods[name] for name in names})
         means = {name: round(float(values.mean()), 4) for name, values in likelihoods.items()}
         message = "target transform: %s (held-out log-likelihood in the target's units: %s)"
         log.info(message, choice, ", ".join(f"{name} {mean:.4g}" for name, mean in means.items()))
@@ -296,10 +291,8 @@ class _FitSteps:
         settings = self.recipe.training
         key = "max_epochs" if settings.epochs is None else "epochs"
         epochs = max(1, math.ceil(SHORT_FIT * getattr(settings, key)))
-        shorter = settings.model_copy(
-            update={key: epochs, "early_stopping": bool(settings.early_stopping)}
-        )
-        short = self.recipe.model_copy(update={"training": shorter})
+        changes = {key: epochs, "early_stopping": bool(settings.early_stopping)}
+        short = self.recipe.model_copy(update={"training": settings.model_copy(update=changes)})
         x, y = self.splits.validation.x, self.splits.validation.y
         model = self.begin(transform_splits(self.splits, transform), folder, short).fit(quiet=True)
         outputs = predict(model, x, VALIDATION_DRAWS, self.recipe.seed)
@@ -404,9 +397,8 @@ def check_pixels(recipe: Recipe, data: Dataset) -> None:
     They are optional for untrained networks.
     """
     network = recipe.network
-    are_pixels = data.train.x.dtype == np.uint8 or (
-        data.image is not None and data.maximum == LARGEST_PIXEL
-    )
+    has_bytes = data.image is not None and data.maximum == LARGEST_PIXEL
+    are_pixels = has_bytes or data.train.x.dtype == np.uint8
     if network.pixels is not None and not are_pixels:
         expected = "no pixel statistics, since rows are not pixels"
         raise InvalidInput("network.standardise", expected, "some")

@@ -2,6 +2,7 @@
 
 import tomllib
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,9 +27,7 @@ from training.sections import Count, DataSection, NetworkSection, Positive, Sect
 IMAGE_DENSITIES = tuple(name for name, kind in KINDS.items() if kind.needs_images)
 FEATURE_DENSITIES = tuple(name for name, kind in KINDS.items() if kind.space == "embedding")
 DENSITY_NAMES = tuple(KINDS)
-DETECTOR_NAMES = dict.fromkeys(
-    [*(name for names in DETECTED.values() for name in names), *DENSITY_NAMES]
-)
+DETECTOR_NAMES = dict.fromkeys([*chain.from_iterable(DETECTED.values()), *DENSITY_NAMES])
 COMBINED_SCORES: dict[Task, str] = {"classification": "entropy", "regression": "epistemic_std"}
 
 # Better direction or ideal value of each metric.

@@ -279,9 +279,8 @@ def push_labels(client: Client, options: argparse.Namespace) -> None:
 def _label_entries(path: Path) -> Iterator[dict[str, Any]]:
     ids = set()
     for n, line in enumerate(_label_lines(path), start=1):
-        values = {
-            name: line[name] for name in ("label", "target") if line.get(name) not in ("", None)
-        }
+        names = [name for name in ("label", "target") if line.get(name) not in ("", None)]
+        values = {name: line[name] for name in names}
         if not values:
             continue
         name = line.get("id")
@@ -356,9 +355,8 @@ def delete_labels(client: Client, options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(asdict(answer)))
     else:
-        print(
-            f"{answer.model}: {answer.deleted} of {len(options.ids)} deleted, {answer.labels} left"
-        )
+        deleted = f"{answer.deleted} of {len(options.ids)} deleted"
+        print(f"{answer.model}: {deleted}, {answer.labels} left")
 
 
 def format_cell(value: object) -> str:

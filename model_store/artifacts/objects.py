@@ -71,9 +71,8 @@ class Objects:
             from obstore.exceptions import BaseError
             from obstore.store import from_url
         except ImportError:
-            raise InvalidInput(
-                field, "the package of the extra `bucket` for a URL", "none of it"
-            ) from None
+            expected = "the package of the extra `bucket` for a URL"
+            raise InvalidInput(field, expected, "none of it") from None
         plain = any(os.environ.get(name, "").lower() in ("1", "true") for name in PLAIN_HTTP)
 
         def open_store(seconds: int) -> "ObjectStore":

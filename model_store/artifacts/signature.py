@@ -75,9 +75,8 @@ def write_key_pair(path: Path) -> Path:
     key = ed25519.Ed25519PrivateKey.generate()
     public = path.with_name(f"{path.name}.pub")
     private_pem = key.private_bytes(pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.NoEncryption())
-    public_pem = key.public_key().public_bytes(
-        pem.Encoding.PEM, pem.PublicFormat.SubjectPublicKeyInfo
-    )
+    public_format = pem.PublicFormat.SubjectPublicKeyInfo
+    public_pem = key.public_key().public_bytes(pem.Encoding.PEM, public_format)
     for file, content, mode in ((path, private_pem, 0o600), (public, public_pem, 0o644)):
         with refuse_unreadable(str(file), "a file that can be made"):
             handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -90,9 +89,8 @@ def read_private_key(path: Path, field: str) -> "Ed25519PrivateKey":
     ed25519, pem = _import_cryptography(field)
     key = _load_key(_read_file(path, field), partial(pem.load_pem_private_key, password=None))
     if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise InvalidInput(
-            field, "a private Ed25519 key in PEM, without a passphrase", "another file"
-        )
+        expected = "a private Ed25519 key in PEM, without a passphrase"
+        raise InvalidInput(field, expected, "another file")
     return key
 
 
@@ -144,7 +142,6 @@ def _import_cryptography(field: str) -> tuple[Any, Any]:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError:
-        raise InvalidInput(
-            field, "the package of the extra `sign` installed with it", "none of it"
-        ) from None
+        expected = "the package of the extra `sign` installed with it"
+        raise InvalidInput(field, expected, "none of it") from None
     return ed25519, serialization

@@ -323,9 +323,8 @@ class ModelStore:
         with self.storage.writing(name):
             aliases = self.storage.aliases(name)
             if alias not in aliases:
-                raise NotFound(
-                    "alias", f"{list_choices(sorted(aliases))} of model {name}", repr(alias)
-                )
+                expected = f"{list_choices(sorted(aliases))} of model {name}"
+                raise NotFound("alias", expected, repr(alias))
             self.storage.delete_alias(name, alias)
 
     def delete(self, name: str, version: str | None = None, force: bool = False) -> list[str]:
@@ -404,9 +403,8 @@ def store_from_environment(place: str | None = None) -> ModelStore:
     """Open the store at `place`. The default is the DUBITO_STORE environment variable."""
     cache_bytes = os.environ.get("DUBITO_CACHE_BYTES", str(CACHE_BYTES))
     if not cache_bytes.isdecimal() or int(cache_bytes) < 1:
-        raise InvalidInput(
-            "DUBITO_CACHE_BYTES", "a number of bytes, at least 1", repr(cache_bytes[:40])
-        )
+        received = repr(cache_bytes[:40])
+        raise InvalidInput("DUBITO_CACHE_BYTES", "a number of bytes, at least 1", received)
     store = place or os.environ.get("DUBITO_STORE", "models")
     return open_store(store, os.environ.get("DUBITO_CACHE", CACHE), int(cache_bytes))
 

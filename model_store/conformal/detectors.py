@@ -57,9 +57,8 @@ class Tail:
         """Fit the tail to sorted reference scores. `unit` is the prior mean excess."""
         rows = len(reference)
         count = int(TAIL_FRACTION * rows)
-        total = (
-            float(np.sum(reference[rows - count :] - reference[rows - count - 1])) if count else 0.0
-        )
+        tail = reference[rows - count :] - reference[rows - count - 1] if count else 0.0
+        total = float(np.sum(tail))
         excesses = float(PRIOR_EXCESSES + count)
         return cls((PRIOR_EXCESSES * unit + total) / excesses, excesses)
 
@@ -94,10 +93,8 @@ class Surprisal:
         if not is_two_sided:
             return cls(reference, upper, Tail.fit(reference, size), None)
         surprisals = np.maximum(np.maximum(upper, upper[::-1]) - np.log(2.0), 0.0)
-        upper_tail, lower_tail = (
-            Tail.fit(scores, size) for scores in (reference, -reference[::-1])
-        )
-        return cls(reference, surprisals, upper_tail, lower_tail)
+        lower_tail = Tail.fit(-reference[::-1], size)
+        return cls(reference, surprisals, Tail.fit(reference, size), lower_tail)
 
     def __call__(self, score: Scores) -> Scores:
         surprisal = np.interp(score, self.reference, self.surprisals)

@@ -38,6 +38,14 @@ RECENT_ROWS = 1000  # time constant of the exponential forgetting
 PRIOR_ROWS = 50  # from the urn, added to recent p-values
 SMALL_POWERS = (0.1, 0.3, 0.7)  # bets on small p-values, density k p^(k - 1)
 LARGE_POWER = 0.7  # bet on large p-values, density k (1 - p)^(k - 1)
+ALARM_EVIDENCE = -math.log(FALSE_ALARM_RATE)  # nats of evidence
+
+_ENDS = np.append(0.0, EDGES)
+# Each bet's mean density over each bin
+FIXED_BETS = (
+    *(np.diff(_ENDS**power) / np.diff(_ENDS) for power in SMALL_POWERS),
+    -np.diff((1.0 - _ENDS) ** LARGE_POWER) / np.diff(_ENDS),
+)
 
 
 class Martingale:
@@ -92,19 +100,3 @@ def binned_gaps(ranking: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "B"]:
 def flag_rate(rows_B: Float64[np.ndarray, "B"]) -> float:
     """Compute the share of rows whose p-value is at most `FLAG_RATE_FPR`."""
     return float(rows_B[EDGES <= FLAG_RATE_FPR].sum() / rows_B.sum())
-
-
-def _power_weights(power: float) -> Float64[np.ndarray, "B"]:
-    """Compute the mean of the density k p^(k - 1) over each bin."""
-    ends = np.append(0.0, EDGES)
-    return np.diff(ends**power) / np.diff(ends)
-
-
-def _reflected_weights(power: float) -> Float64[np.ndarray, "B"]:
-    """Compute the mean of the density k (1 - p)^(k - 1) over each bin."""
-    ends = np.append(0.0, EDGES)
-    return -np.diff((1.0 - ends) ** power) / np.diff(ends)
-
-
-ALARM_EVIDENCE = -math.log(FALSE_ALARM_RATE)  # nats of evidence
-FIXED_BETS = (*(_power_weights(power) for power in SMALL_POWERS), _reflected_weights(LARGE_POWER))

@@ -202,9 +202,8 @@ def _calibration(artifact: Artifact) -> tuple[Calibration, LabelShift | None]:
             manifest.num_labels,
             None if categories is None else (categories.kind, categories.names),
         )
-        label_shift = LabelShift.from_tensors(
-            tensors, calibration.statistic.shape[1], manifest.num_labels
-        )
+        rows = calibration.statistic.shape[1]
+        label_shift = LabelShift.from_tensors(tensors, rows, manifest.num_labels)
         if (calibration.answers is None) != (manifest.abstention is None):
             expected = "abstention.doubt if and only if the manifest has abstention"
             raise ValueError(f"expected {expected}")

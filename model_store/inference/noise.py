@@ -71,14 +71,10 @@ def normal(words: UInt32[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*shape"]
 
 def _quantile_lines() -> tuple[Float32[np.ndarray, "nodes"], Float32[np.ndarray, "nodes"]]:
     """Compute the line segments that interpolate the upper normal quantile between nodes."""
-    node = (
-        ((np.arange(NUM_NODES, dtype=np.int32) + FIRST_NODE) << SHIFT)
-        .view(np.float32)
-        .astype(np.float64)
-    )
-    quantile = np.array([-NormalDist().inv_cdf(f / 2**32) for f in node], dtype=np.float32).astype(
-        np.float64
-    )
+    bits = (np.arange(NUM_NODES, dtype=np.int32) + FIRST_NODE) << SHIFT
+    node = bits.view(np.float32).astype(np.float64)
+    upper_quantile = [-NormalDist().inv_cdf(f / 2**32) for f in node]
+    quantile = np.array(upper_quantile, dtype=np.float32).astype(np.float64)
     # The last node, the median, has no next node.
     slope = np.append(np.diff(quantile) / np.diff(node), 0.0)
     intercept = quantile - slope * node

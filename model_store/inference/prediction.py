@@ -55,9 +55,8 @@ class Prediction:
         first = parts[0]
         if len(parts) == 1:
             return first
-        return replace(
-            first, **{name: concatenate([getattr(p, name) for p in parts]) for name in ROW_FIELDS}
-        )
+        fields = {name: concatenate([getattr(p, name) for p in parts]) for name in ROW_FIELDS}
+        return replace(first, **fields)
 
     def take(self, rows: slice | np.ndarray) -> "Prediction":
         parts = {name: take(getattr(self, name), rows) for name in ROW_FIELDS}

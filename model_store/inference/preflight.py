@@ -138,9 +138,8 @@ def predict(model: Model) -> None:
             model.predict(np.full_like(row, manifest.input.maximum), theta)
         if model.text_encoder is not None:
             model.predict(model.text_encoder.row("a text")[None], theta)
-        model.predict(
-            row.repeat(ENCODED_ROWS if model.encoder else model.runtime.chunk_rows, axis=0), theta
-        )
+        rows = ENCODED_ROWS if model.encoder else model.runtime.chunk_rows
+        model.predict(row.repeat(rows, axis=0), theta)
     except Exception as error:
         reason = f"it does not predict a row: {type(error).__name__}: {one_line(error)}"
         raise manifest.broken("network.onnx", reason) from error

@@ -85,9 +85,8 @@ def predictive_sums(
     probs_N_C_K = np.exp(log_probs_N_C_K)
     np.maximum(log_probs_N_C_K, MIN_LOG, out=log_probs_N_C_K)  # 0 log 0 = 0
     log_probs_N_C_K *= probs_N_C_K
-    return DrawSums.from_draws(
-        probs_N_C_K, -np.add.reduce(log_probs_N_C_K, axis=1), first_draw, groups
-    )
+    entropy_N_K = -np.add.reduce(log_probs_N_C_K, axis=1)
+    return DrawSums.from_draws(probs_N_C_K, entropy_N_K, first_draw, groups)
 
 
 def predictive_scores(sums: DrawSums, standard_errors: bool | Collection[str] = True) -> Scores:

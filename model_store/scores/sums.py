@@ -44,14 +44,10 @@ class DrawSums:
         num_draws = uncertainty.shape[-1]
         if num_draws > groups:
             half = groups * (-(-num_draws // groups) // 2)
-            first = cls.from_draws(
-                prediction[..., :half], uncertainty[..., :half], first_draw, groups
-            )
-            first_draw += half
-            rest = cls.from_draws(
-                prediction[..., half:], uncertainty[..., half:], first_draw, groups
-            )
-            return first.merge(rest)
+            first = prediction[..., :half], uncertainty[..., :half]
+            rest = prediction[..., half:], uncertainty[..., half:]
+            rest_sums = cls.from_draws(*rest, first_draw + half, groups)
+            return cls.from_draws(*first, first_draw, groups).merge(rest_sums)
         num_draws_G = np.ones(num_draws, dtype=np.int64)
         if first_draw % groups > 0:
             order = (first_draw + np.arange(num_draws)) % groups
@@ -82,9 +78,7 @@ class DrawSums:
         missing = groups - len(self.num_draws)
         if missing == 0:
             return self
-        padded = (
-            np.pad(values, [*[(0, 0)] * (values.ndim - 1), (0, missing)]) for values in self._arrays
-        )
+        padded = (np.pad(a, [*[(0, 0)] * (a.ndim - 1), (0, missing)]) for a in self._arrays)
         return DrawSums(np.pad(self.num_draws, (0, missing)), *padded)
 
     @property

@@ -142,9 +142,8 @@ def encode_objects(
             raise InvalidInput(f"{field}.{n}", expected, describe_value(row))
         if row.keys() != names and row.keys() - names.union(ignored) | names - row.keys():
             _raise_for_keys(row, columns, f"{field}.{n}", ignored)
-    return encode_cells(
-        {c.name: [row[c.name] for row in rows] for c in columns}, columns, field, first_row
-    )
+    cells = {column.name: [row[column.name] for row in rows] for column in columns}
+    return encode_cells(cells, columns, field, first_row)
 
 
 def encode_cells(
@@ -256,9 +255,8 @@ def _number(style: NumberStyle | None, cell: Any, field: str) -> float:
             return parse_number(cell, style)
         except ValueError:
             example = number_example(style)
-            expected = (
-                f"a number, or text as the training data had it, such as {example!r}{OR_NULL}"
-            )
+            text = f"text as the training data had it, such as {example!r}{OR_NULL}"
+            expected = f"a number, or {text}"
             raise InvalidInput(field, expected, describe_value(cell)) from None
     if type(cell) not in (int, float):
         raise InvalidInput(field, f"a number{OR_NULL}", describe_value(cell))

@@ -140,9 +140,8 @@ def detect_delimiter(sample: str) -> str:
     """Return the delimiter that splits every line into the same number of cells."""
     best, cells = ",", 1
     for delimiter in DELIMITERS:
-        lines = csv.reader(
-            io.StringIO(sample, newline=""), delimiter=delimiter, skipinitialspace=True
-        )
+        file = io.StringIO(sample, newline="")
+        lines = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
         rows = [row for row in lines if row]
         columns = len(_strip_empty_cells(rows[0], 1)) if rows else 0
         sample_rows = rows[: max(1, min(SAMPLE_LINES, len(rows) - 1))]

@@ -24,6 +24,7 @@ MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # 8
 GREY_MODES = ("1", "L", "LA")
 MAX_SIDE = 65_535  # pixels, the limit of JPEG
 MAX_PIXELS = 1 << 25  # per image
+AT_MOST = f"an image of at most {MAX_PIXELS} pixels"
 MAX_SCANS = 100  # per JPEG file; encoders write up to a dozen
 BMP_RUN_LENGTHS = (1, 2)  # compressions that Pillow decodes slowly, in Python
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -68,9 +69,8 @@ def image_content(row: Any, field: str) -> bytes:
     if isinstance(row, bytes):
         return row
     if not isinstance(row, str):
-        raise InvalidInput(
-            field, "base64 of an image file, like the previous row", describe_value(row)
-        )
+        expected = "base64 of an image file, like the previous row"
+        raise InvalidInput(field, expected, describe_value(row))
     try:
         return base64.b64decode(row, validate=True)
     except ValueError:  # binascii.Error, or not ASCII
@@ -87,15 +87,11 @@ def open_image(
         with _short_texts:
             image = Image.open(BoundedFile(content), formats=formats)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise InvalidInput(
-            field, f"an image of at most {MAX_PIXELS} pixels", "a larger one"
-        ) from None
+        raise InvalidInput(field, AT_MOST, "a larger one") from None
     except Exception:  # Pillow raises many types for damaged headers
         raise InvalidInput(field, expected, "something else") from None
     if image.width * image.height > MAX_PIXELS:
-        raise InvalidInput(
-            field, f"an image of at most {MAX_PIXELS} pixels", f"{image.width} x {image.height}"
-        )
+        raise InvalidInput(field, AT_MOST, f"{image.width} x {image.height}")
     if max(image.size) > MAX_SIDE:
         expected = f"an image of at most {MAX_SIDE} pixels a side"
         raise InvalidInput(field, expected, f"{image.width} x {image.height}")
@@ -138,9 +134,7 @@ def resized_pixels(image: Image.Image, shape: tuple[int, ...], spec: ImageSpec, 
     if size == image.size:
         return 0
     if spec.shorter is not None and width * height > MAX_PIXELS:
-        expected = (
-            f"an image of at most {MAX_PIXELS} pixels once its shorter side has {spec.shorter}"
-        )
+        expected = f"{AT_MOST} once its shorter side has {spec.shorter}"
         raise InvalidInput(field, expected, f"one of {image.width} x {image.height}")
     return width * (image.height + height)
 
@@ -197,9 +191,7 @@ def image_row(
     if converted.size != size:
         converted = converted.resize(size, RESAMPLING[spec.interpolation])
     if size != (width, height):
-        left, top = (
-            round((side - target) / 2.0) for side, target in zip(size, (width, height), strict=True)
-        )
+        left, top = round((size[0] - width) / 2.0), round((size[1] - height) / 2.0)
         converted = converted.crop((left, top, left + width, top + height))
     decoded = np.asarray(converted, dtype=np.uint8)
     return (decoded if spec.mode == "L" else decoded.transpose(2, 0, 1)).reshape(-1)

@@ -158,10 +158,8 @@ class RowFile(ABC):
         absent = next((name for name in columns if name not in present), None)
         if absent is not None:
             present_names = ", ".join(map(str, names[:10])) + (", ..." if len(names) > 10 else "")
-            expected = "a column with that name"
-            raise InvalidInput(
-                f"{self.field}.{absent[:80]}", expected, f"columns {present_names[:300]}"
-            )
+            expected, received = "a column with that name", f"columns {present_names[:300]}"
+            raise InvalidInput(f"{self.field}.{absent[:80]}", expected, received)
 
     def _refuse(self, expected: str, received: str) -> InvalidInput:
         return InvalidInput(self.field, expected, received)

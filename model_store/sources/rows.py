@@ -153,9 +153,8 @@ class RowReader:
     def _is_long(self, part: Part) -> bool:
         """Check whether rows are texts or images, which take long to convert."""
         first = part[0] if isinstance(part, list) and part else None
-        return isinstance(first, str | bytes) or (
-            self.spec.text is not None and isinstance(first, dict)
-        )
+        is_text = self.spec.text is not None and isinstance(first, dict)
+        return is_text or isinstance(first, str | bytes)
 
     def _array(self, rows: np.ndarray, first_row: int) -> Float32[np.ndarray, "n I"]:
         spec, size = self.spec, math.prod(self.spec.shape)

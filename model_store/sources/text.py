@@ -35,16 +35,14 @@ class TextEncoder:
     def __init__(self, content: bytes, spec: TextSpec) -> None:
         self.spec = spec
         self.tokenizer = _read(content)
-        self.vocabulary = 1 + max(
-            self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1
-        )
+        vocabulary = self.tokenizer.get_vocab(with_added_tokens=True)
+        self.vocabulary = 1 + max(vocabulary.values(), default=-1)
         if spec.pad_id >= self.vocabulary:
             raise ValueError(f"expected a padding token with id {spec.pad_id}")
         special = self.tokenizer.num_special_tokens_to_add(is_pair=False)
         if special >= spec.max_tokens:
-            raise ValueError(
-                f"expected more tokens than {special} special tokens, got {spec.max_tokens}"
-            )
+            expected = f"more tokens than {special} special tokens"
+            raise ValueError(f"expected {expected}, got {spec.max_tokens}")
         self.tokenizer.enable_truncation(spec.max_tokens, direction=spec.truncation)
         self.tokenizer.enable_padding(
             direction=spec.padding, pad_id=spec.pad_id, length=spec.max_tokens
@@ -109,9 +107,8 @@ def text_spec(content: bytes, column: str, max_tokens: int) -> TextSpec:
 
 def _read(content: bytes) -> "Tokenizer":
     if len(content) > MAX_TOKENIZER_BYTES:
-        raise ValueError(
-            f"expected {EXPECTED} of at most {MAX_TOKENIZER_BYTES} bytes, got {len(content)}"
-        )
+        expected = f"{EXPECTED} of at most {MAX_TOKENIZER_BYTES} bytes"
+        raise ValueError(f"expected {expected}, got {len(content)}")
     try:
         from tokenizers import Tokenizer
     except ImportError:

@@ -133,9 +133,8 @@ class Jobs:
         """Return a job. Raise NotFound if it belongs to another owner or model."""
         jobs = self._select("id = ? AND owner = coalesce(?, owner)", (name, owner))
         if not jobs or (models is not None and jobs[0].request["model"] not in models):
-            raise NotFound(
-                "job", "the id of one of your jobs, which may have expired", "another id"
-            )
+            expected = "the id of one of your jobs, which may have expired"
+            raise NotFound("job", expected, "another id")
         return jobs[0]
 
     def all(self, owner: str | None, models: Collection[str] | None = None) -> list[Job]:
@@ -244,9 +243,8 @@ class Jobs:
                 "UPDATE jobs SET state = 'cancelled', ended = ? WHERE id = ? AND state = 'queued'",
                 (time.time(), name),
             )
-            connection.execute(
-                "UPDATE jobs SET cancel = 1 WHERE id = ? AND state = 'running'", (name,)
-            )
+            running = "UPDATE jobs SET cancel = 1 WHERE id = ? AND state = 'running'"
+            connection.execute(running, (name,))
         return self.get(name)
 
     def clear_ended(self) -> None:

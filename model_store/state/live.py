@@ -33,14 +33,13 @@ def prediction_records(prediction: Prediction, classes: Sequence[str] | None) ->
     if isinstance(prediction.scores, Scores):
         names, inside = classes or (), prediction.prediction_sets(COVERAGE)
         assert inside is not None
+        probabilities = prediction.scores.probabilities.tolist()
         return [
             {
                 "probabilities": dict(zip(names, probs, strict=True)),
                 "set": [name for name, is_inside in zip(names, row, strict=True) if is_inside],
             }
-            for probs, row in zip(
-                prediction.scores.probabilities.tolist(), inside.tolist(), strict=True
-            )
+            for probs, row in zip(probabilities, inside.tolist(), strict=True)
         ]
     scores, intervals = prediction.scores.in_units, prediction.intervals(COVERAGE)
     assert intervals is not None
@@ -82,10 +81,9 @@ def _target_figures(rows: Sequence[tuple[JsonObject, str | float]]) -> JsonObjec
 
 
 def wilson_interval(share: float, rows: float) -> tuple[float, float]:
-    centre = (share + Z * Z / (2 * rows)) / (1 + Z * Z / rows)
-    half = (
-        Z * math.sqrt(share * (1 - share) / rows + Z * Z / (4 * rows * rows)) / (1 + Z * Z / rows)
-    )
+    variance, scale = share * (1 - share) / rows, 1 + Z * Z / rows
+    centre = (share + Z * Z / (2 * rows)) / scale
+    half = Z * math.sqrt(variance + Z * Z / (4 * rows * rows)) / scale
     return min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
 
 

@@ -120,9 +120,8 @@ async def post_candidate(
     if latest is None:
         raise NotFound("version", f"a served version of {name}", "none")
     if not can_fit():
-        expected = (
-            f"the training package on the service's machine (`{command(name)}` fits a candidate)"
-        )
+        package = "the training package on the service's machine"
+        expected = f"{package} (`{command(name)}` fits a candidate)"
         raise NotDone("candidate", expected, "none")
 
     def begin() -> JsonObject:

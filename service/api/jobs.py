@@ -98,9 +98,8 @@ async def get_jobs(context: CurrentContext, access: Access, prefix: LinkPrefix) 
     """List the API key's jobs, latest first. Administrators see all jobs."""
 
     def list_jobs() -> JsonObject:
-        return {
-            "jobs": [job_json(context, job, prefix) for job in Jobs(context.state).all(*access)]
-        }
+        jobs = Jobs(context.state).all(*access)
+        return {"jobs": [job_json(context, job, prefix) for job in jobs]}
 
     return json_response(await context.threads.jobs(list_jobs))
 

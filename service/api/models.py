@@ -158,13 +158,11 @@ async def get_version(
 
 
 def _version(models: Models, name: str, version: str, prefix: str) -> JsonObject:
-    number = models.resolve(name, version)
+    number, aliases = models.resolve(name, version), models.store.aliases(name)
     return {
         "name": name,
         "version": number,
-        "aliases": sorted(
-            alias for alias, target in models.store.aliases(name).items() if target == number
-        ),
+        "aliases": sorted(alias for alias, target in aliases.items() if target == number),
         "broken": models.errors(name).get(number),
         "manifest": models.store.manifest(name, number).model_dump(mode="json"),
         "report": report_links(models, name, number, prefix),

@@ -72,9 +72,8 @@ def resolve_priors(envelope: Envelope, model: Model) -> tuple[float, ...] | None
         return None
     if manifest.categories is not None:
         kind = manifest.categories.kind
-        raise InvalidInput(
-            "priors", f"none, because {manifest.name} is calibrated by {kind}", "some"
-        )
+        expected = f"none, because {manifest.name} is calibrated by {kind}"
+        raise InvalidInput("priors", expected, "some")
     label_shift = model.label_shift
     if manifest.classes is None:
         raise InvalidInput("priors", f"none, because {manifest.name} is a regression", "some")
@@ -113,9 +112,8 @@ def resolve_groups(
         expected = f"none, because {model.manifest.name} is not calibrated by group"
         raise InvalidInput("groups", expected, "some")
     if len(envelope.groups) != rows:
-        raise InvalidInput(
-            "groups", f"a group for each of the {rows} rows", f"{len(envelope.groups)}"
-        )
+        expected = f"a group for each of the {rows} rows"
+        raise InvalidInput("groups", expected, f"{len(envelope.groups)}")
     return group_numbers(envelope.groups, spec)
 
 

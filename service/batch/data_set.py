@@ -109,9 +109,8 @@ def create_plan(
         table = _open_table(source, file, spec)
         first = first or table
         if (table.columns, table.has_ids) != (first.columns, first.has_ids):
-            expected = (
-                f"the columns that {data_files[0].name} has, in its order, with ids or without"
-            )
+            same = f"the columns that {data_files[0].name} has"
+            expected = f"{same}, in its order, with ids or without"
             raise InvalidInput(table.field, expected, "others")
         parts = -(-table.rows // request.shard_rows)
         ends = [table.rows * i // parts for i in range(parts + 1)] if parts else []

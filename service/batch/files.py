@@ -81,9 +81,8 @@ class LocalFiles:
 
     def names(self) -> set[str]:
         below = (path for path in self.root.rglob("*") if path.is_file())
-        return {
-            str(path.relative_to(self.root)) for path in below if not path.name.startswith(DRAFT)
-        }
+        finished = (path for path in below if not path.name.startswith(DRAFT))
+        return {str(path.relative_to(self.root)) for path in finished}
 
     def read(self, name: str) -> bytes | None:
         try:

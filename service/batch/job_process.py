@@ -282,10 +282,9 @@ def _store_acquired(job: JobRows, ranked: list[JsonObject], database: Database) 
     for part in job.computation.batches([aside]):
         prediction = model.prediction(*model.runtime.run_set(part, draws))
         predictions += prediction_records(prediction, model.manifest.classes)
-    model_fields = request.model, request.version, row_format(model.manifest)
-    acquisition = Acquisition(
-        *model_fields, request.choice.acquisition, request.seed, request.num_samples
-    )
+    source = request.model, request.version, row_format(model.manifest)
+    options = request.choice.acquisition, request.seed, request.num_samples
+    acquisition = Acquisition(*source, *options)
     save_acquired(database, acquisition, acquired_rows(pool, ranked, predictions))
 
 

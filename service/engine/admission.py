@@ -63,9 +63,8 @@ class Admission:
         exceeds its fair share. `encoding_draws` is the cost of the encoder per row.
         """
         if rows * draws > limits.MAX_ROW_DRAWS:
-            raise TooLarge(
-                "rows x num_samples", f"at most {limits.MAX_ROW_DRAWS}", str(rows * draws)
-            )
+            expected = f"at most {limits.MAX_ROW_DRAWS}"
+            raise TooLarge("rows x num_samples", expected, str(rows * draws))
         draws_per_row = draws + encoding_draws
         work = min(rows * draws_per_row, max(BATCH_ROW_DRAWS, draws_per_row))
         self.refuse_overload(work, client)
@@ -89,9 +88,8 @@ class Admission:
         The estimate assumes the fewest rows x draws per byte of all active requests, and at most
         the work of the largest active request.
         """
-        row_draws_per_byte = min(
-            (work / size for work, size in self._request_sizes if size), default=0.0
-        )
+        ratios = (work / size for work, size in self._request_sizes if size)
+        row_draws_per_byte = min(ratios, default=0.0)
         largest = max((work for work, _ in self._request_sizes), default=1)
         estimate = max(1, min(round(body_bytes * row_draws_per_byte), largest))
         self.refuse_overload(estimate, client)
@@ -106,9 +104,8 @@ class Admission:
             and not self._is_within_share(work, client, limit)
         ):
             self._lower_limit(time_s)
-            raise Overloaded(
-                retry_after_s=max(1, math.ceil(self.row_draws / self._rate)) if self._rate else 1
-            )
+            wait_s = math.ceil(self.row_draws / self._rate) if self._rate else 1
+            raise Overloaded(retry_after_s=max(1, wait_s))
 
     def _is_within_share(self, work: int, client: Hashable, limit: int) -> bool:
         if is_within_share(self._row_draws_by_client, client, work, limit):

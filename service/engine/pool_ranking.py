@@ -180,9 +180,8 @@ def check_keep(keep: bool, control: float, ids: Sequence[str]) -> None:
 def answer_rows(ranked: Ranked, selection: Selection, ids: Sequence[str]) -> list[JsonObject]:
     """Return the ranked rows, then the control rows, in the format of /acquire."""
     indices = selection.ranked[[row["index"] for row in ranked.rows]].tolist()
-    rows = [
-        {**row, "index": i, "control": False} for row, i in zip(ranked.rows, indices, strict=True)
-    ]
+    pairs = zip(ranked.rows, indices, strict=True)
+    rows = [{**row, "index": i, "control": False} for row, i in pairs]
     control = [
         {"rank": rank, "index": i, "id": ids[i], "score": None, "control": True}
         for rank, i in enumerate(selection.control.tolist(), start=len(rows) + 1)

@@ -84,9 +84,8 @@ class Metrics:
         histogram = partial(Histogram, registry=registry, namespace="dubito")
         self.requests = counter("requests", "Requests by route and status", ("route", "status"))
         self.failures = counter("failures", "Failed requests, by reason", ("route", "reason"))
-        self.request_seconds = histogram(
-            "request_seconds", "Seconds to answer", ("route",), buckets=SECONDS
-        )
+        seconds = partial(histogram, buckets=SECONDS)
+        self.request_seconds = seconds("request_seconds", "Seconds to answer", ("route",))
         self.queued_row_draws = gauge("queued_row_draws", "Queued or running rows x draws")
         self.queued_requests = gauge("queued_requests", "Queued or running requests")
         text = "Limit of queued or running rows x draws"
@@ -107,9 +106,8 @@ class Metrics:
         labels, text = ("version", "python", "onnxruntime"), "1, labelled with software versions"
         build = gauge("build_info", text, labels)
         build.labels(read_version(), platform.python_version(), onnxruntime.__version__).set(1)
-        self._counters = {
-            name: counter(name, text, VERSION_LABELS) for name, text in COUNTERS.items()
-        }
+        texts = COUNTERS.items()
+        self._counters = {name: counter(name, text, VERSION_LABELS) for name, text in texts}
         self._histograms = {
             name: histogram(name, text, VERSION_LABELS, buckets=buckets)
             for name, (text, buckets) in HISTOGRAMS.items()

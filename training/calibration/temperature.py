@@ -78,8 +78,6 @@ def fit_temperature(likelihood: Likelihood, predictions: Outputs, y: Tensor) -> 
         log_likelihood = likelihood.mixture_log_likelihood(tempered, y).sum().item()
         return 0.5 * (log_t / PRIOR_STD) ** 2 - log_likelihood
 
-    bound = math.log(MAX_TEMPERATURE)
-    optimum = minimize_scalar(
-        loss, bounds=(-bound, bound), method="bounded", options={"xatol": PRECISION}
-    )
+    bound, options = math.log(MAX_TEMPERATURE), {"xatol": PRECISION}
+    optimum = minimize_scalar(loss, bounds=(-bound, bound), method="bounded", options=options)
     return math.exp(optimum.x)

@@ -122,9 +122,7 @@ def typed_table(raw: RawTable, task: str | None, section: "DataSection") -> pa.T
 def _declare_categories(table: pa.Table) -> pa.Table:
     """Restore pandas categories, which Parquet stores as plain numbers."""
     columns = (table.schema.pandas_metadata or {}).get("columns", ())
-    declared = {
-        column["field_name"] for column in columns if column["pandas_type"] == "categorical"
-    }
+    declared = {c["field_name"] for c in columns if c["pandas_type"] == "categorical"}
     for i, name in enumerate(table.column_names):
         if name in declared and column_type(table.column(i)) in ("numbers", "integers"):
             categories = table.column(i).dictionary_encode()

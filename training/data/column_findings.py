@@ -122,9 +122,8 @@ def _inspect_numbers(name: str, numbers: Numbers, rows: Index) -> ColumnFinding:
     present = numbers[~np.isnan(numbers)]
     distinct = np.unique(present)
     if len(distinct) < 2:
-        reason = (
-            f"the same in every row ({distinct[0]:g})" if len(distinct) else "no value in any row"
-        )
+        same = f"the same in every row ({distinct[0]:g})" if len(distinct) else ""
+        reason = same or "no value in any row"
         return ColumnFinding(name, "ignored", reason, numbers)
     reason = f"numbers, {distinct[0]:g} to {distinct[-1]:g}"
     kind: Kind = "numeric"

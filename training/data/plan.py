@@ -225,9 +225,8 @@ def recipe_text(plan: Plan) -> str:
     reasons = plan.reasons
     lines = ["# Generated from the data by the rules of docs/your-data.md. Edit it as needed."]
     lines.append("")
-    lines += [
-        _line(key, value, reasons.get(key)) for key, value in content.items() if key not in tables
-    ]
+    values = {key: value for key, value in content.items() if key not in tables}
+    lines += [_line(key, value, reasons.get(key)) for key, value in values.items()]
     for table, values in tables.items():
         reason = reasons.get(table)
         lines += ["", f"[{table}]" + (f"  # {reason}" if reason else "")]

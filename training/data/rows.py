@@ -99,9 +99,8 @@ class SplitSizes:
                 left = left[~is_taken]
             return [*parts, left]
         if self.is_stratified and keys.labels is not None:
-            train, held_out = _split_systematically(
-                _order_by_class(keys.labels, rng), sum(sizes), rng
-            )
+            order = _order_by_class(keys.labels, rng)
+            train, held_out = _split_systematically(order, sum(sizes), rng)
             held_out, ranking = _split_systematically(held_out, sizes[2], rng)
             validation, reference = _split_systematically(held_out, sizes[1], rng)
             return [rng.permutation(part) for part in (validation, reference, ranking, train)]
@@ -209,10 +208,9 @@ class Rows:
         return len(self.x)
 
     def take(self, index: Index) -> "Rows":
-        rest = self.ids, self.groups, self.weights
-        return Rows(
-            self.x[index], self.y[index], *(None if key is None else key[index] for key in rest)
-        )
+        optional = self.ids, self.groups, self.weights
+        rest = (None if values is None else values[index] for values in optional)
+        return Rows(self.x[index], self.y[index], *rest)
 
 
 @dataclass(frozen=True, eq=False)

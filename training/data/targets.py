@@ -126,6 +126,5 @@ def _rank(train: Float64[np.ndarray, "N"], minimum: float | None) -> RankTransfo
     scores = grid[knots]
     distinct, group_index = np.unique(np.quantile(train, shares), return_inverse=True)
     means = np.bincount(group_index, weights=scores) / np.bincount(group_index)
-    return RankTransform(
-        values=tuple(distinct.tolist()), scores=tuple(means.tolist()), least=minimum
-    )
+    values = tuple(distinct.tolist())
+    return RankTransform(values=values, scores=tuple(means.tolist()), least=minimum)

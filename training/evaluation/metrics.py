@@ -152,9 +152,7 @@ class BinnedGap(Figure):
 
     def interval(self, resamples: Resamples) -> Ends:
         full = np.ones((1, self.rows)) @ self._table
-        bias = resamples.values(
-            lambda weights: np.abs(weights @ self._table - full).sum(axis=1) / self.rows
-        )
+        bias = resamples.values(lambda w: np.abs(w @ self._table - full).sum(axis=1) / self.rows)
         return max(0.0, self.value - percentiles(bias)[1]), super().interval(resamples)[1]
 
     @cached_property

@@ -72,9 +72,8 @@ def _prepend_conversion(
     mains = [value for name, value in inputs.items() if name not in derived]
     if len(mains) != 1:
         expected = f"one input, in addition to {MASK} and {TYPES}"
-        raise InvalidInput(
-            FIELD, expected, f"{[_plain(value.name) for value in mains][:MAX_NAMES]}"
-        )
+        received = [_plain(value.name) for value in mains][:MAX_NAMES]
+        raise InvalidInput(FIELD, expected, f"{received}")
     encoded = _find_output(model, output)
     nodes, tensors, source = _prefix(mains[0], rows)
     for name, value in derived.items():
@@ -216,10 +215,8 @@ def _prefix(
         tensors.append(numpy_helper.from_array(rows.mean, f"{ADDED}mean"))
         tensors.append(numpy_helper.from_array(rows.std, f"{ADDED}std"))
         nodes.append(helper.make_node("Sub", [name, f"{ADDED}mean"], [f"{ADDED}centred"]))
-        nodes.append(
-            helper.make_node("Div", [f"{ADDED}centred", f"{ADDED}std"], [f"{ADDED}standard"])
-        )
         name = f"{ADDED}standard"
+        nodes.append(helper.make_node("Div", [f"{ADDED}centred", f"{ADDED}std"], [name]))
     if order != tuple(range(len(shape))):
         axes = [0, *(i + 1 for i in order)]
         nodes.append(helper.make_node("Transpose", [name], [f"{ADDED}places"], perm=axes))
@@ -241,9 +238,8 @@ def _derive_from_ids(
             helper.make_node("Sub", [ids, ids], [f"{ADDED}{name}.none"]),
             helper.make_node("Cast", [f"{ADDED}{name}.none"], [name], to=kind),
         ]
-    tensors.append(
-        numpy_helper.from_array(np.array(pad_id, dtype=np.float32), f"{ADDED}{name}.pad")
-    )
+    pad = np.array(pad_id, dtype=np.float32)
+    tensors.append(numpy_helper.from_array(pad, f"{ADDED}{name}.pad"))
     return [
         helper.make_node("Equal", [ids, f"{ADDED}{name}.pad"], [f"{ADDED}{name}.fills"]),
         helper.make_node("Not", [f"{ADDED}{name}.fills"], [f"{ADDED}{name}.says"]),

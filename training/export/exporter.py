@@ -223,9 +223,7 @@ def structure(
     module: nn.Module, inputs: tuple[Tensor, ...], dynamic_shapes: DynamicShapes
 ) -> str | None:
     """Compute the cache key for a module's graph, or return None if it cannot be cached."""
-    dims = [
-        (name, [(i, dim.__name__) for i, dim in d.items()]) for name, d in dynamic_shapes.items()
-    ]
+    dims = {name: {i: dim.__name__ for i, dim in d.items()} for name, d in dynamic_shapes.items()}
     names: dict[int, str] = {}  # shared tensors have the name of the first
     tensors = [
         (name, names.setdefault(id(tensor), name), type(tensor), tensor.shape, tensor.dtype)

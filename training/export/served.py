@@ -119,9 +119,8 @@ def served_network(
         if kind.space == "input":
             rows["input"] = sample  # bytes stay bytes
         elif kind.space not in rows:
-            rows[kind.space] = torch.cat(
-                [network.rows_in(kind.space, part.float()) for part in parts]
-            )
+            converted = [network.rows_in(kind.space, part.float()) for part in parts]
+            rows[kind.space] = torch.cat(converted)
         extra = (shape,) if kind.needs_images else ()
         try:
             network.density[name] = kind.fit(rows[kind.space], generator, *extra)

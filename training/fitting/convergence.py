@@ -101,9 +101,8 @@ def summarise(facts: dict[str, Any]) -> str:
     if "negative_elbo" in facts:
         parts.append(f"negative ELBO {facts['negative_elbo']:.4g} nats per row")
     if "pareto_k" in facts:
-        parts.append(
-            f"k-hat {facts['pareto_k']:.2g} (good below {facts['pareto_k_threshold']:.2g})"
-        )
+        good = f"good below {facts['pareto_k_threshold']:.2g}"
+        parts.append(f"k-hat {facts['pareto_k']:.2g} ({good})")
     return "; ".join(parts)
 
 

@@ -49,10 +49,8 @@ class Encoding:
             shape = (len(train) + len(validation), self.spec.outputs)
             encoded = np.lib.format.open_memmap(draft, "w+", np.float32, shape)
             with Bar(len(encoded), "row", quiet, desc="encoding") as bar:
-                for rows, x in (
-                    (encoded[: len(train)], train.x),
-                    (encoded[len(train) :], validation.x),
-                ):
+                parts = (encoded[: len(train)], train.x), (encoded[len(train) :], validation.x)
+                for rows, x in parts:
                     for i in range(0, len(x), BATCH_ROWS):
                         batch = x[i : i + BATCH_ROWS].astype(np.float32)
                         rows[i : i + BATCH_ROWS] = self.encoder(batch)

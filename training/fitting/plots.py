@@ -44,9 +44,8 @@ def plot_run(history: list[dict[str, float | int]], path: Path, title: str) -> N
         axis.grid(alpha=0.3)
         if min(line.get_ydata().min() for line in axis.lines) > 0:
             axis.set_yscale("log")
-        axis.legend(
-            loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize="small", frameon=False
-        )
+        place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0)}
+        axis.legend(**place, ncols=2, fontsize="small", frameon=False)
     figure.suptitle(title)
     replace_file(path, render_png(figure))
 

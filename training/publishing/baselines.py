@@ -103,9 +103,8 @@ def _classify(splits: Splits, classes: int) -> dict[str, Figures]:
 
 def _except_test(splits: Splits) -> Rows:
     parts = (splits.train, splits.validation, splits.reference, splits.ranking)
-    return Rows(
-        np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
-    )
+    x = np.concatenate([part.x for part in parts])
+    return Rows(x, np.concatenate([part.y for part in parts]))
 
 
 def classification_figures(probs: Float64[np.ndarray, "N C"], y: np.ndarray) -> Figures:
@@ -262,6 +261,5 @@ def table(description: Description) -> list[str]:
     rows = {"on test rows": [TITLES[key] for key in keys]}
     rows |= {name: [f"{values[key]:.4g}" for key in keys] for name, values in by_title.items()}
     width = max(map(len, rows))
-    return [
-        f"{name:{width}}" + "".join(f"{cell:>16}" for cell in row) for name, row in rows.items()
-    ]
+    lines = {name: "".join(f"{cell:>16}" for cell in row) for name, row in rows.items()}
+    return [f"{name:{width}}{line}" for name, line in lines.items()]

@@ -208,9 +208,8 @@ def prune(model: BayesianModel, mask: Bool[Tensor, "D"]) -> BayesianModel:
     network.theta_dimension = len(index)
     network.initial = {}
     network.register_buffer("kept", index.int())
-    posterior.mu, posterior.rho = (
-        nn.Parameter(part.detach()[index]) for part in (posterior.mu, posterior.rho)
-    )
+    posterior.mu = nn.Parameter(posterior.mu.detach()[index])
+    posterior.rho = nn.Parameter(posterior.rho.detach()[index])
     posterior.noise_dimension = posterior.theta_dimension = len(index)
     assert sum(slot.size for slot in network.slots) == len(index)
     return pruned

@@ -224,9 +224,8 @@ def publish_draft(store: ModelStore, name: str, draft: Draft, alias: str = LATES
         with closing(PreflightProcess()) as process:
             failure = process.run(Path(folder), name, manifest.version, PREFLIGHT_S)
     if failure is not None:
-        raise PreflightError(
-            f"model {name} is not published, because the service could not load it: {failure}"
-        )
+        message = f"model {name} is not published, because the service could not load it"
+        raise PreflightError(f"{message}: {failure}")
     return store.publish(name, draft.description, draft.files, alias)
 
 

@@ -150,9 +150,8 @@ def assemble(result: "Fitted", only_constant: bool = False) -> Draft:
     """Export, calibrate and measure a model, and fit a table's baselines."""
     recipe, data, splits = result.recipe, result.data, result.splits
     shares = None
-    output: TargetSpec | ClassSpec = TargetSpec(
-        target=recipe.data.target or "y", transform=result.transform
-    )
+    target, transform = recipe.data.target or "y", result.transform
+    output: TargetSpec | ClassSpec = TargetSpec(target=target, transform=transform)
     if recipe.task == "classification":
         classes = len(data.classes)
         # The class shares of later rows or other groups can differ from those in training.
@@ -161,14 +160,13 @@ def assemble(result: "Fitted", only_constant: bool = False) -> Draft:
         shares = class_shares(data.train.y if is_random_split else held_out, classes)
         priors = tuple(class_shares(splits.train.y, classes).tolist())
         output = ClassSpec(classes=data.classes, priors=priors)
+    facts = {"data_digest": data.digest(), "python": platform.python_version()}
     draft = draft_version(
         _export(result, output),
         HeldOut(data, recipe.seed, data.test, splits.reference, splits.ranking, shares),
         recipe.serving.risk,
         CategoryChoice.from_config(recipe.serving.calibration, data, recipe.data.group_column),
-        result.provenance.model_copy(
-            update={"data_digest": data.digest(), "python": platform.python_version()}
-        ),
+        result.provenance.model_copy(update=facts),
     )
     return add_baselines(draft, result, only_constant)
 
