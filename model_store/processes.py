@@ -94,11 +94,9 @@ def _cpu_limit(cgroup: Path) -> int | None:
 
 def inherited_environment(is_trusted: bool = False) -> dict[str, str]:
     """Return a child's environment. Only trusted ones get credentials and settings of fits."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if INHERITED.fullmatch(name) or (is_trusted and TRUSTED.fullmatch(name))
-    }
+    patterns = (INHERITED, TRUSTED) if is_trusted else (INHERITED,)
+    names = [name for name in os.environ if any(p.fullmatch(name) for p in patterns)]
+    return {name: os.environ[name] for name in names}
 
 
 def start_module(

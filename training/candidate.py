@@ -82,11 +82,8 @@ def gather_labels(
     data = fitted_data(parent, root, source)
     splits = split(data, split_sizes(parent.recipe))
     labels = labelled_rows(database, name, row_format(parent.manifest), splits.train.x.shape[1])
-    held_out = {
-        row.tobytes()
-        for rows in (splits.validation, splits.reference, splits.ranking, splits.test)
-        for row in rows.x.astype(np.float32)
-    }
+    parts = (splits.validation, splits.reference, splits.ranking, splits.test)
+    held_out = {row.tobytes() for rows in parts for row in rows.x.astype(np.float32)}
     is_held_out = np.array([row.tobytes() in held_out for row in labels.x], dtype=bool)
     is_known = _have_known_values(labels, data, parent.manifest.transform)
     left_out = {
@@ -171,10 +168,8 @@ def judge(
     name, recipe = manifest.name, sources.parent.recipe
     tolerances = TOLERANCES[recipe.task] if recipe.gate is None else recipe.gate.metrics
     label = f"{LATEST} (version {sources.parent.manifest.version})"
-    candidate, latest = (
-        Model.load(store.open(name, version, NEEDED))
-        for version in (manifest.version, sources.parent.manifest.version)
-    )
+    versions = manifest.version, sources.parent.manifest.version
+    candidate, latest = (Model.load(store.open(name, version, NEEDED)) for version in versions)
 
     def compare(rows: Rows, kind: str) -> tuple[dict[str, Any], list[str]]:
         before, after = (

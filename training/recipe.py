@@ -274,12 +274,8 @@ def _make_paths_absolute(recipe: Recipe, folder: Path, root: Path) -> Recipe:
         network_paths["weights"] = find(network.weights, current)
     if network.encoder_file is not None:
         network_paths["encoder"] = f"onnx:{find(network.encoder_file, current)}"
-    return recipe.model_copy(
-        update={
-            "data": data.model_copy(update=data_paths),
-            "network": network.model_copy(update=network_paths),
-        }
-    )
+    data, network = data.model_copy(update=data_paths), network.model_copy(update=network_paths)
+    return recipe.model_copy(update={"data": data, "network": network})
 
 
 def override(

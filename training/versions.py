@@ -226,13 +226,8 @@ def load_unfitted(recipe: Recipe, root: Path, columns: Columns, tokenizer: bytes
     section = recipe.data
     keys = section.id, section.group, section.weight
     ignored: dict[str, Any] = {name: "ignored" for name in keys if name}
-    changes = {
-        "id": None,
-        "group": None,
-        "weight": None,
-        "calibration_group": section.group_column,
-        "columns": ignored | section.columns,
-    }
+    changes: dict[str, Any] = dict.fromkeys(("id", "group", "weight"))
+    changes |= {"calibration_group": section.group_column, "columns": ignored | section.columns}
     recipe = recipe.model_copy(update={"data": section.model_copy(update=changes)})
     return load(recipe, root, columns, tokenizer)
 

@@ -102,11 +102,8 @@ def write(answer: Predictions, path: Path) -> None:
         import pyarrow
         import pyarrow.parquet
 
-        metadata = {
-            f"dubito.{name}": json.dumps(answer[name].tolist())
-            for name in GLOBAL_FIELDS
-            if name in answer
-        }
+        names = [name for name in GLOBAL_FIELDS if name in answer]
+        metadata = {f"dubito.{name}": json.dumps(answer[name].tolist()) for name in names}
         table = pyarrow.table(columns).replace_schema_metadata(metadata)
         pyarrow.parquet.write_table(table, path)
         return

@@ -97,8 +97,7 @@ class Objects:
         with self._convert_errors("list"):
             entries: Any = self._store.list(prefix or None).collect()
             return {
-                entry["path"]: Entry(entry["e_tag"] or "", entry["last_modified"], entry["size"])
-                for entry in entries
+                e["path"]: Entry(e["e_tag"] or "", e["last_modified"], e["size"]) for e in entries
             }
 
     def get(self, path: str, limit: int) -> Content | None:

@@ -95,13 +95,8 @@ class RankTables:
                 for name, p_value in p_values.detector_p_values.items():
                     p_value[rows] = np.max([part.detector_p_values[name] for part in parts], axis=0)
             return p_values
-        return ConformalPValues(
-            conformal_p_value(statistic, self.statistic),
-            {
-                name: conformal_p_value(surprisal, self.surprisals[name])
-                for name, surprisal in surprisals.items()
-            },
-        )
+        by_detector = {n: conformal_p_value(s, self.surprisals[n]) for n, s in surprisals.items()}
+        return ConformalPValues(conformal_p_value(statistic, self.statistic), by_detector)
 
     def prediction_sets(
         self,

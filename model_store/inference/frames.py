@@ -86,12 +86,9 @@ def predict(
     x = _encoded(model, X, names)
     missing = fill_missing(x, model.manifest.input.columns)
     draw_set = model.runtime.draw_set(seed, draws)
-    prediction = Prediction.concatenate(
-        [
-            model.prediction(*model.runtime.run_set(x[first : first + ROWS_AT_ONCE], draw_set))
-            for first in range(0, len(x), ROWS_AT_ONCE)
-        ]
-    )
+    blocks = (x[first : first + ROWS_AT_ONCE] for first in range(0, len(x), ROWS_AT_ONCE))
+    parts = [model.prediction(*model.runtime.run_set(block, draw_set)) for block in blocks]
+    prediction = Prediction.concatenate(parts)
     scores = prediction.scores
     check_computed(scores.by_name()[scores.overall], FIELD)
     return replace(prediction, missing=missing)

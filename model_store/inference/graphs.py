@@ -138,10 +138,8 @@ def axes_of_row(values: Iterable[onnx.ValueInfoProto], name: str) -> tuple[int, 
 def find_problem(model: onnx.ModelProto) -> str | None:
     """Return the reason why a graph is not allowed, or None if it is allowed."""
     parts = [*_messages(model)]
-    if any(
-        isinstance(p, onnx.TensorProto) and p.data_location == onnx.TensorProto.EXTERNAL
-        for p in parts
-    ):
+    tensors = [part for part in parts if isinstance(part, onnx.TensorProto)]
+    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in tensors):
         return "expected weights inside the graph, got weights in another file"
     for part in parts:
         if isinstance(part, onnx.FunctionProto):

@@ -166,11 +166,9 @@ def decide(prediction: Prediction, options: DecisionOptions) -> Decision:
     """Decide flags, abstention, sets and intervals. Rows with missing cells are flagged."""
     p_values, confidence = prediction.judged_p_values, options.confidence
     levels = prediction.flag_levels(options.fpr, confidence)
-    flag = (
-        p_values.p_value <= levels
-        if options.fdr is None
-        else benjamini_hochberg(p_values.p_value, options.fdr)
-    )
+    flag = p_values.p_value <= levels
+    if options.fdr is not None:
+        flag = benjamini_hochberg(p_values.p_value, options.fdr)
     abstain = None
     if options.risk is not None:
         abstain = prediction.abstains(options.fpr, options.risk, confidence)

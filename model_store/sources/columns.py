@@ -234,11 +234,8 @@ def _raise_for_keys(
 ) -> None:
     ordered = [column.name for column in columns]
     expected = f"a value{OR_NULL} if it is missing"
-    errors = [
-        InvalidInput(f"{field}.{column.name}", expected, "no such column")
-        for column in columns
-        if column.name not in row
-    ]
+    missing = [name for name in ordered if name not in row]
+    errors = [InvalidInput(f"{field}.{name}", expected, "no such column") for name in missing]
     known = ", ".join(ordered[:MAX_SHOWN]) + (", ..." if len(ordered) > MAX_SHOWN else "")
     errors += [
         InvalidInput(f"{field}.{name[:80]}", f"only the columns {known[:500]}", "an unknown one")

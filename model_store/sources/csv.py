@@ -60,9 +60,8 @@ class CsvTable:
         self._line = ""  # the last one read
         with binary(source) as file:
             sample = file.read(SAMPLE_BYTES)
-            self.encoding = (
-                _normalise_encoding(encoding, field) if encoding else _detect_encoding(sample, file)
-            )
+            known = _normalise_encoding(encoding, field) if encoding else None
+            self.encoding = known or _detect_encoding(sample, file)
         mark = MARK.match(sample.decode(self.encoding, "ignore"))
         self._is_marked = mark is not None
         self.delimiter = delimiter or (mark[1] if mark else self._detect_delimiter(sample))

@@ -147,11 +147,9 @@ def decoding_bytes(image: ImageFile.ImageFile, resized: int) -> int:
 
 
 def _size(image: Image.Image, shape: tuple[int, ...], spec: ImageSpec) -> tuple[int, int]:
-    return (
-        (shape[-1], shape[-2])
-        if spec.shorter is None
-        else proportional_size(image.size, spec.shorter)
-    )
+    if spec.shorter is not None:
+        return proportional_size(image.size, spec.shorter)
+    return shape[-1], shape[-2]
 
 
 def proportional_size(size: tuple[int, int], shorter: int) -> tuple[int, int]:

@@ -39,12 +39,9 @@ Header = tuple[tuple[int, ...], bool, np.dtype[Any]]  # shape, whether in Fortra
 
 def read_header(file: Any) -> Header:
     """Read an npy header in format 1.0 or 2.0. Raise various numpy errors if invalid."""
-    version = np.lib.format.read_magic(file)
-    readers = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }
-    return readers[version](file)
+    form = np.lib.format
+    readers = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}
+    return readers[form.read_magic(file)](file)
 
 
 def _split_header(content: Content) -> tuple[Header, memoryview]:

@@ -195,11 +195,8 @@ class ParquetFile(RowFile):
         if spec.text is not None:
             self._require([spec.text.column], schema.names)
             return [spec.text.column], f"the column {spec.text.column}"
-        kinds = {
-            field.name: field.type
-            for field in schema
-            if field.name != self.id_column and not INDEX.fullmatch(field.name)
-        }
+        fields = [field for field in schema if field.name != self.id_column]
+        kinds = {field.name: field.type for field in fields if not INDEX.fullmatch(field.name)}
         files = [name for name, kind in kinds.items() if spec.image is not None and _is_file(kind)]
         lists = [name for name, kind in kinds.items() if _is_list(kind)]
         for kind, candidates in (("files in the column", files), ("the column", lists)):

@@ -220,8 +220,7 @@ def _single_value(row: dict[str, Any], name: str, field: str) -> Any:
 def _numbers(
     rows: list[Any], first_row: int, lengths: tuple[int, ...], spec: InputSpec, field: str
 ) -> Float32[np.ndarray, "N I"]:
-    shape = spec.shape
-    size = math.prod(shape)
+    shape, size = spec.shape, math.prod(spec.shape)
 
     def path(i: int, axis: int) -> str:
         row, *places = np.unravel_index(i, (len(rows), *lengths[:axis]))

@@ -68,9 +68,8 @@ class TextEncoder:
         starts = range(0, len(text), NORMALISED_AT_ONCE)
         parts = (text[start : start + NORMALISED_AT_ONCE] for start in starts)
         try:
-            return sum(
-                len(_run(partial(normaliser.normalize_str, part), "").encode()) for part in parts
-            )
+            forms = (_run(partial(normaliser.normalize_str, part), "") for part in parts)
+            return sum(len(form.encode()) for form in forms)
         except ValueError:
             raise InvalidInput(field, "text that the version's tokenizer takes", "other") from None
 

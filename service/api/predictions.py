@@ -169,10 +169,7 @@ def _categories(results: Results) -> list[JsonObject] | None:
 def _detectors(results: Results) -> dict[str, dict[str, np.ndarray]]:
     decision, scores = results.decision, results.prediction.detected
     fired, p_values = decision.fired, decision.p_values.detector_p_values
-    return {
-        name: {"score": scores[name], "fired": fired[name], "p_value": p_values[name]}
-        for name in scores
-    }
+    return {n: {"score": scores[n], "fired": fired[n], "p_value": p_values[n]} for n in scores}
 
 
 def _detector_objects(results: Results) -> list[JsonObject]:

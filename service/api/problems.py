@@ -159,11 +159,8 @@ def _methods(request: Request) -> str:
 
 def all_problems() -> list[tuple[str, int, str, str]]:
     """List each error class's code, status, meaning and remedy, sorted by status."""
-    rows = {
-        (kind.code, kind.status, _meaning(kind), kind.remedy)
-        for kind in _subclasses(DubitoError)
-        if "code" in vars(kind)
-    }
+    kinds = [kind for kind in _subclasses(DubitoError) if "code" in vars(kind)]
+    rows = {(kind.code, kind.status, _meaning(kind), kind.remedy) for kind in kinds}
     return sorted(rows, key=lambda row: (row[1], row[0]))
 
 

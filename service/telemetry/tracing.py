@@ -52,11 +52,8 @@ class Tracing:
         self._kind, self._error = SpanKind.SERVER, StatusCode.ERROR
 
     def begin(self, scope: Scope, record: RequestRecord) -> "Span":
-        carrier = {
-            name.decode("latin-1"): value.decode("latin-1")
-            for name, value in scope["headers"]
-            if name in (b"traceparent", b"tracestate")
-        }
+        headers = [(n, v) for n, v in scope["headers"] if n in (b"traceparent", b"tracestate")]
+        carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
         parent = self._context.extract(carrier)
         span = self._tracer.start_span("request", parent, self._kind)
         record.trace_id = f"{span.get_span_context().trace_id:032x}"

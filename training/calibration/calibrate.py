@@ -63,11 +63,8 @@ def calibrate(
 ) -> Calibration:
     share = rows_per_draw_set(runtime, min(len(reference), len(ranking)), counts[-1])
     (reference_scores, reference_density), (scores, density) = (
-        served_scores(runtime, rows, counts, key, share, transform)
-        for rows, key in (
-            (reference, hash_key(seed, ServedRows.REFERENCE)),
-            (ranking, hash_key(seed, ServedRows.RANKING)),
-        )
+        served_scores(runtime, rows, counts, hash_key(seed, key), share, transform)
+        for rows, key in ((reference, ServedRows.REFERENCE), (ranking, ServedRows.RANKING))
     )
     return Calibration.fit(
         counts,

@@ -181,10 +181,8 @@ def _inspect_categories(name: str, values: Categories, is_declared: bool) -> Col
 
 def format_hints(counts: Iterable[str]) -> list[str]:
     """Describe numbers and dates among distinct values that are read as text."""
-    notes = [
-        f"{note} (set --missing-value to read such cells as missing)"
-        for note in _describe_nearly_numbers(counts)
-    ]
+    advice = "set --missing-value to read such cells as missing"
+    notes = [f"{note} ({advice})" for note in _describe_nearly_numbers(counts)]
     examples = {find_sign(value): value for value in counts}
     if all(map(WHOLE.fullmatch, counts)) and max(map(float, counts)) > EXACT_INTEGERS:
         notes.append("whole numbers that float64 cannot represent (set `numeric` to round them)")

@@ -147,11 +147,8 @@ def measure_test(
         }
     else:
         assert predicted.targets is not None
-        bounds = {
-            nominal: interval
-            for nominal in COVERAGES
-            if (interval := predicted.prediction.intervals(nominal)) is not None
-        }
+        ends = {nominal: predicted.prediction.intervals(nominal) for nominal in COVERAGES}
+        bounds = {nominal: pairs for nominal, pairs in ends.items() if pairs is not None}
         facts |= {
             "pit": pit_measures(predicted.targets.pit),
             "intervals": [_interval(*item, test.y, resamples) for item in bounds.items()],
@@ -284,10 +281,8 @@ def _by_spread(scores: MixtureScores, bounds: Bounds, y: np.ndarray, seed: int) 
 
 
 def _flag_intervals(predicted: ServedPrediction, rows: int) -> dict[str, Ends]:
-    return {
-        f"flagged.{fpr}": share_interval(round(rate * rows), rows)
-        for fpr, rate in predicted.flagged.items()
-    }
+    flagged = {fpr: round(rate * rows) for fpr, rate in predicted.flagged.items()}
+    return {f"flagged.{fpr}": share_interval(n, rows) for fpr, n in flagged.items()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -200,12 +200,8 @@ def _explain_failure(error: Exception, network: Network, x: Tensor) -> tuple[str
         if unknown is not None:
             operator = unknown[1].rpartition(".")[2]
             # Layers of the converted module have the names of the user's layers.
-            module = (
-                network.members[0]
-                if isinstance(network, MemberNetwork)
-                else network.get_submodule("module")
-            )
-            calls = list_operators(module, run)
+            module = "members.0" if isinstance(network, MemberNetwork) else "module"
+            calls = list_operators(network.get_submodule(module), run)
             places = (
                 f" ({layer})" for call, layer in calls if call.overloadpacket.__name__ == operator
             )

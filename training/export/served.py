@@ -68,11 +68,8 @@ class ServedNetwork(nn.Module):
         place = math.prod(shape[-2:]) if len(shape) == 3 else math.prod(shape)
         if math.prod(shape) > MAX_LENGTH and MAX_LENGTH % place:
             return ()
-        return tuple(
-            name
-            for name, detector in self.density.items()
-            if isinstance(detector, VECTOR_DETECTORS) and KINDS[name].space != "embedding"
-        )
+        vectors = [n for n, d in self.density.items() if isinstance(d, VECTOR_DETECTORS)]
+        return tuple(name for name in vectors if KINDS[name].space != "embedding")
 
     def terms(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N A I"]:
         parts = []

@@ -46,10 +46,8 @@ def convergence(
     if units:
         facts["active_units"] = sum(active for active, _ in units.values())
         facts["units"] = sum(total for _, total in units.values())
-        facts["layers"] = {
-            name: {"active_units": active, "units": total}
-            for name, (active, total) in units.items()
-        }
+        keys = ("active_units", "units")
+        facts["layers"] = {name: dict(zip(keys, unit, strict=True)) for name, unit in units.items()}
     terms = bound(model, *train, seed)
     if not has_bound:
         terms = {key: terms[key] for key in ("nll", "kl")}

@@ -43,14 +43,11 @@ class BatchEnsemble(Network):
                 raise InvalidInput("network", expected, type(layer).__name__)
         if not linear:
             raise InvalidInput("network", "a Linear layer", "none")
-        converted = [
-            MemberLinear(layer, members, i == linear[0], i == linear[-1])
-            if isinstance(layer, nn.Linear)
-            else layer
-            for i, layer in enumerate(layers)
-        ]
-        self.module = nn.Sequential(*converted)
-        (outputs,) = converted[linear[-1]].get_parameter("bias").shape[2:]
+        for i, layer in enumerate(layers):
+            if isinstance(layer, nn.Linear):
+                layers[i] = MemberLinear(layer, members, i == linear[0], i == linear[-1])
+        self.module = nn.Sequential(*layers)
+        (outputs,) = layers[linear[-1]].get_parameter("bias").shape[2:]
         self.register_buffer("linear_weight", torch.zeros(math.prod(shape), outputs))
         self.register_buffer("linear_bias", torch.zeros(outputs))
         self.theta_dimension = 1

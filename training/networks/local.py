@@ -41,11 +41,8 @@ def localise(model: BayesianModel, x: Num[Tensor, "N I"]) -> BayesianModel:
         return model
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     local = copy.deepcopy(network, shared)
-    layers = [
-        (name, layer)
-        for name, layer in local.named_modules()
-        if isinstance(layer, WeightLayer | HyperLayer)
-    ]
+    modules = local.named_modules()
+    layers = [(n, layer) for n, layer in modules if isinstance(layer, WeightLayer | HyperLayer)]
     if len(layers) < len(local.slots) or not _serves_vectors(local, dict(layers), x):
         return model
     ends = list(accumulate((slot.size for slot in local.slots), initial=0))

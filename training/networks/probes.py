@@ -261,13 +261,8 @@ def mask_dropouts(module: nn.Module, patterns: Sequence[str] | None) -> dict[str
     layers = layers_by_name(module)
     patterns = ["*"] if patterns is None else patterns
     matches = [name for name in layers if any(fnmatchcase(name, p) for p in patterns)]
-    return {
-        name: layer
-        for name, layer in layers.items()
-        if isinstance(layer, DROPOUTS)
-        and layer.p > 0
-        and any(is_within(name, outer) for outer in matches)
-    }
+    inner = {n: layer for n, layer in layers.items() if any(is_within(n, m) for m in matches)}
+    return {n: d for n, d in inner.items() if isinstance(d, DROPOUTS) and d.p > 0}
 
 
 def count_dropout_units(

@@ -245,21 +245,16 @@ def _too_few_rows(detectors: DetectorSpec, categories: CategorySpec | None) -> s
     if categories is None:
         return few_rows_warning(detectors.ranking_rows)
     rows = map(min, categories.judged_rows, categories.true_rows)
-    small_categories = [
-        f"{name[:40]} {n}"
-        for name, n in zip(categories.names, rows, strict=True)
-        if n < MIN_CAUTIOUS_ROWS
-    ]
+    sizes = zip(categories.names, rows, strict=True)
+    small_categories = [f"{name[:40]} {n}" for name, n in sizes if n < MIN_CAUTIOUS_ROWS]
     if not small_categories:
         return None
     names = ", ".join(small_categories[:MAX_SHOWN])
     more = len(small_categories) - MAX_SHOWN
     suffix = f" and {more} more" if more > 0 else ""
-    effect = (
-        "is in every set"
-        if categories.kind == "class"
-        else "has sets and intervals that hold everything"
-    )
+    effect = "has sets and intervals that hold everything"
+    if categories.kind == "class":
+        effect = "is in every set"
     return (
         f"calibrated by {categories.kind}, and of {names}{suffix} there are fewer than "
         f"{MIN_CAUTIOUS_ROWS} ranking rows: "
