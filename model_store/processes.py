@@ -240,7 +240,6 @@ def limit_memory(extra: int) -> None:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Check whether an error was caused by a failed memory allocation."""
     while error is not None:
         if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
             return True

@@ -101,7 +101,6 @@ def sync_folder(path: Path) -> None:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the total size of the files in a folder tree."""
     size = 0
     for place, _, names in os.walk(folder):  # skips folders that are renamed meanwhile
         for name in names:

@@ -52,7 +52,6 @@ def publish_report(
 
 
 def evaluation_report(store: ModelStore, name: str, version: str) -> EvaluationReport | None:
-    """Return a version's evaluation report, or None if it has none."""
     _check_version(store, name, version)
     path = reports_path(name, version)
     if not store.storage.has_file(f"{path}/{REPORT}"):

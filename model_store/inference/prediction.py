@@ -131,11 +131,8 @@ def check_computed(
     invalid = np.flatnonzero(~np.isfinite(scores))
     if len(invalid):
         row = invalid[0] if rows is None else rows[invalid[0]]
-        raise InvalidInput(
-            f"{field}.{row}",
-            "numbers that the model can compute with",
-            "some whose result is not finite",
-        )
+        expected = "numbers that the model can compute with"
+        raise InvalidInput(f"{field}.{row}", expected, "some whose result is not finite")
 
 
 @dataclass(frozen=True)

@@ -53,11 +53,8 @@ PROVIDERS: dict[str, dict[str, str]] = {CUDA: {"use_tf32": "0"}, PROCESSORS: {}}
 OUTPUTS: dict[Task, str] = {task: predictive.output for task, predictive in PREDICTIVES.items()}
 TERMS = "terms"  # optional: contribution of each number of a row to a density's score
 # Optional input and outputs: draws of weights, which all rows share, for joint scores
-WEIGHT_NOISE, WEIGHTS, WEIGHT_OUTPUTS = WEIGHT_VALUES = (
-    "weight_noise",
-    "weights",
-    "weight_outputs",
-)
+WEIGHT_NOISE, WEIGHTS, WEIGHT_OUTPUTS = "weight_noise", "weights", "weight_outputs"
+WEIGHT_VALUES = (WEIGHT_NOISE, WEIGHTS, WEIGHT_OUTPUTS)
 # Rows x draws per run of the network, whose intermediate results fit in a core's cache
 CHUNK_ROWS = 512
 # If theta is not paired: convolutions with sampled weights need all patches of their input

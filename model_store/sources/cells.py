@@ -56,8 +56,6 @@ HAS_CLOCK = re.compile("%[HIMSXcfp]")
 BEFORE_CLOCK = re.compile(r"(?<=\d)T(?=\d)")
 EXAMPLE = datetime(2024, 5, 31)  # the day is not a valid month
 CYCLES_S = {"year": 365.2425 * DAY_S, "week": 7 * DAY_S, "day": DAY_S}
-
-
 PLAIN = NumberStyle()
 
 

@@ -163,11 +163,10 @@ class ParquetFile(RowFile):
         while hasattr(flat.type, "value_type"):
             flat = flat.flatten()
         is_nested = hasattr(column.type.value_type, "value_type")
-        lengths = (
-            [_length(value) for value in column.to_pylist()]
-            if is_nested
-            else column.value_lengths().to_pylist()
-        )
+        if is_nested:
+            lengths = [_length(value) for value in column.to_pylist()]
+        else:
+            lengths = column.value_lengths().to_pylist()
         row = next((row for row, length in enumerate(lengths) if length != size), None)
         if row is not None:
             raise self._refuse_row(first + row, f"{size} numbers", f"{lengths[row]}")

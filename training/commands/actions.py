@@ -42,9 +42,9 @@ from training.versions import WEIGHTS, fitted_data, load_for, load_parent, open_
 FINDING_KEYS = ("source", "rows", "task", "reason", "target", "shape", "classes", "notes")
 COLUMN_KEYS = ("name", "kind", "reason", "missing", "notes")
 KINDS = ("numeric", "categorical", "time", "ignored")
-SECTION_OPTIONS = (  # keys of `[data]`
-    *("group", "time", "weight", "test_fraction"),
-    *("date_format", "decimal", "thousands"),
+# Keys of `[data]`
+SECTION_OPTIONS = (
+    *("group", "time", "weight", "test_fraction", "date_format", "decimal", "thousands"),
 )
 
 

@@ -65,7 +65,6 @@ class Findings:
 
     @property
     def used(self) -> list[ColumnFinding]:
-        """The columns that a model uses."""
         return [column for column in self.columns if column.kind not in ("ignored", "refused")]
 
     def report(self, max_columns: int = MAX_COLUMNS) -> list[str]:

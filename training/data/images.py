@@ -186,9 +186,7 @@ def _shape(
     )
 
 
-def _pixels(
-    open_image: Open, names: list[str], shape: tuple[int, ...], spec: ImageSpec
-) -> UInt8[np.ndarray, "N I"]:
+def _pixels(open_image: Open, names: list[str], shape: tuple[int, ...], spec: ImageSpec) -> Pixels:
     x = np.empty((len(names), math.prod(shape)), dtype=np.uint8)
     for n, name in enumerate(names):
         x[n] = pixels(open_image(name), shape, spec, _field(name))

@@ -82,14 +82,9 @@ def measure_loss(
     """Compute by how much a figure is worse than a baseline, with an interval."""
     better = BETTER[metric]
     if isinstance(better, float):
-        sampled, values = (
-            np.abs(new - better) - np.abs(old - better)
-            for new, old in (
-                (resamples.values(figure), resamples.values(baseline)),
-                (figure.value, baseline.value),
-            )
-        )
-        return float(values), percentiles(sampled)
+        new, old = resamples.values(figure), resamples.values(baseline)
+        loss = abs(figure.value - better) - abs(baseline.value - better)
+        return float(loss), percentiles(np.abs(new - better) - np.abs(old - better))
     if better == "less":
         change = difference(baseline, figure, resamples)
     else:
