@@ -397,8 +397,8 @@ def check_pixels(recipe: Recipe, data: Dataset) -> None:
     They are optional for untrained networks.
     """
     network = recipe.network
-    has_bytes = data.image is not None and data.maximum == LARGEST_PIXEL
-    are_pixels = has_bytes or data.train.x.dtype == np.uint8
+    has_pixel_range = data.image is not None and data.maximum == LARGEST_PIXEL
+    are_pixels = has_pixel_range or data.train.x.dtype == np.uint8
     if network.pixels is not None and not are_pixels:
         expected = "no pixel statistics, since rows are not pixels"
         raise InvalidInput("network.standardise", expected, "some")

@@ -150,11 +150,8 @@ def joint_ranking(
 def _ranked(
     indices: Int64[np.ndarray, "K"], scores: Float64[np.ndarray, "K"], ids: Sequence[str]
 ) -> list[JsonObject]:
-    pairs = zip(indices.tolist(), scores.tolist(), strict=True)
-    return [
-        {"rank": rank, "index": i, "id": ids[i], "score": score}
-        for rank, (i, score) in enumerate(pairs, start=1)
-    ]
+    ranked = enumerate(zip(indices.tolist(), scores.tolist(), strict=True), start=1)
+    return [{"rank": rank, "index": i, "id": ids[i], "score": score} for rank, (i, score) in ranked]
 
 
 def top(scores: Float[np.ndarray, "N"], hashes: Hashes, k: int) -> Int64[np.ndarray, "K"]:

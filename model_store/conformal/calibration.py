@@ -237,8 +237,8 @@ class Calibration:
         reference, surprisals, standards = {}, {}, {}
         for name in detectors:
             reference[name] = check_tensor(tensors, f"reference.{name}", np.float64, (counts, 0))
-            key, shape = f"surprise.{name}", statistic.shape
-            surprisals[name] = check_tensor(tensors, key, np.float64, shape)
+            key = f"surprise.{name}"
+            surprisals[name] = check_tensor(tensors, key, np.float64, statistic.shape)
         for name in names.density:
             shape = counts, num_labels
             centre = check_tensor(tensors, f"centre.{name}", np.float64, shape)

@@ -44,13 +44,13 @@ class WeightedRows:
     class_weights: Shares
 
     def p_values(self, statistic: Values, surprisals: dict[str, Values]) -> ConformalPValues:
-        weights = self.weights, float(self.class_weights.max())
+        max_weight = float(self.class_weights.max())
         by_detector = {
-            name: weighted_p_value(surprisal, self.surprisals[name], *weights)
+            name: weighted_p_value(surprisal, self.surprisals[name], self.weights, max_weight)
             for name, surprisal in surprisals.items()
         }
-        p_values = weighted_p_value(statistic, self.statistic, *weights)
-        return ConformalPValues(p_values, by_detector)
+        p_value = weighted_p_value(statistic, self.statistic, self.weights, max_weight)
+        return ConformalPValues(p_value, by_detector)
 
     def prediction_sets(
         self,

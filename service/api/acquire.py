@@ -183,8 +183,8 @@ async def _rank(
         await context.engine.compute(control)
         predictions = prediction_records(control.predicted.prediction, manifest.classes)
     if envelope.keep:
-        source = *loaded.key, row_format(manifest)
-        acquired = Acquisition(*source, acquisition, pool.seed, num_samples)
+        model_fields = *loaded.key, row_format(manifest)
+        acquired = Acquisition(*model_fields, acquisition, pool.seed, num_samples)
         stored_rows = acquired_rows(x, rows, predictions)
         await context.threads.state(lambda: save_acquired(context.state, acquired, stored_rows))
         row_counts = {"acquired_rows": len(stored_rows), "control_rows": len(selection.control)}

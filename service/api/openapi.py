@@ -101,10 +101,8 @@ def request_body(kind: type[Envelope], rows_field: str) -> JsonObject:
 
 
 def query_parameters(kind: type[RequestModel]) -> list[JsonObject]:
-    return [
-        {"name": name, "in": "query", "schema": query_schema(schema)}
-        for name, schema in kind.model_json_schema()["properties"].items()
-    ]
+    schemas = {n: query_schema(s) for n, s in kind.model_json_schema()["properties"].items()}
+    return [{"name": name, "in": "query", "schema": schema} for name, schema in schemas.items()]
 
 
 def query_schema(schema: JsonObject) -> JsonObject:

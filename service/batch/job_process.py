@@ -222,7 +222,7 @@ def predict(job: JobRows) -> str:
 
     def write(path: Path) -> None:
         if request.format == "npz":
-            arrays: JsonObject = {**about, **columns}
+            arrays: dict[str, Any] = {**about, **columns}
             if ids is not None:
                 arrays["ids"] = np.array(ids, dtype=np.str_)
             with path.open("wb") as file:
@@ -282,9 +282,10 @@ def _store_acquired(job: JobRows, ranked: list[JsonObject], database: Database) 
     for part in job.computation.batches([aside]):
         prediction = model.prediction(*model.runtime.run_set(part, draws))
         predictions += prediction_records(prediction, model.manifest.classes)
-    source = request.model, request.version, row_format(model.manifest)
-    options = request.choice.acquisition, request.seed, request.num_samples
-    acquisition = Acquisition(*source, *options)
+    model_fields = request.model, request.version, row_format(model.manifest)
+    acquisition = Acquisition(
+        *model_fields, request.choice.acquisition, request.seed, request.num_samples
+    )
     save_acquired(database, acquisition, acquired_rows(pool, ranked, predictions))
 
 

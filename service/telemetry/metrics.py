@@ -84,8 +84,9 @@ class Metrics:
         histogram = partial(Histogram, registry=registry, namespace="dubito")
         self.requests = counter("requests", "Requests by route and status", ("route", "status"))
         self.failures = counter("failures", "Failed requests, by reason", ("route", "reason"))
-        seconds = partial(histogram, buckets=SECONDS)
-        self.request_seconds = seconds("request_seconds", "Seconds to answer", ("route",))
+        self.request_seconds = histogram(
+            "request_seconds", "Seconds to answer", ("route",), buckets=SECONDS
+        )
         self.queued_row_draws = gauge("queued_row_draws", "Queued or running rows x draws")
         self.queued_requests = gauge("queued_requests", "Queued or running requests")
         text = "Limit of queued or running rows x draws"

@@ -287,10 +287,8 @@ class Run:
         eps = noise(self.model.posterior, draws, *key, device=self.device)
         self.model.eval()
         rows = max_rows_for(likelihood, len(eps))
-        parts = [
-            likelihood.validation(self.model.predict(x, eps), y)
-            for x, y in zip(*(tensor.split(rows) for tensor in self.validation), strict=True)
-        ]
+        batches = zip(*(tensor.split(rows) for tensor in self.validation), strict=True)
+        parts = [likelihood.validation(self.model.predict(x, eps), y) for x, y in batches]
         self.model.train()
         return torch.cat(parts)
 

@@ -241,7 +241,10 @@ def adam(model: BayesianModel, recipe: Recipe) -> torch.optim.Adam:
     spread = model.posterior.spread_parameters()
     means = [p for p in model.parameters() if p.requires_grad and not any(p is q for q in spread)]
     final = recipe.training.final_learning_rate
-    rates = ((means, recipe.learning_rate, final), (spread, SPREAD_RATE, FINAL_SPREAD_RATE * final))
+    rates = (
+        (means, recipe.learning_rate, final),
+        (spread, SPREAD_RATE, FINAL_SPREAD_RATE * final),
+    )
     on_gpu = next(model.parameters()).is_cuda
     groups = [
         {

@@ -46,10 +46,8 @@ def check_compatible(recipe: Recipe, data: Dataset, parent: Parent) -> None:
     ]
     if not changes_method:
         had_posterior, has_posterior = old.posterior.model_dump(), recipe.posterior.model_dump()
-        keys += [
-            (f"posterior.{key}", had_posterior.get(key), has_posterior[key])
-            for key in has_posterior.keys() - FREE_KEYS
-        ]
+        shared = has_posterior.keys() - FREE_KEYS
+        keys += [(f"posterior.{key}", had_posterior.get(key), has_posterior[key]) for key in shared]
     for field, had, has in keys:
         if had != has:
             raise InvalidInput(field, f"{had}, {origin}"[:300], f"{has}"[:300])

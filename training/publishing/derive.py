@@ -222,7 +222,5 @@ def _layers(model: BayesianModel) -> list[WeightLayer]:
 
 def _matrices(model: BayesianModel, mask: Bool[Tensor, "D"]) -> list[Tensor]:
     parts = mask.split([layer.context.slot.size for layer in _layers(model)])
-    return [
-        part.unflatten(0, layer.context.slot.shape)[: layer.shape[0]]
-        for part, layer in zip(parts, _layers(model), strict=True)
-    ]
+    pairs = zip(parts, _layers(model), strict=True)
+    return [part.unflatten(0, layer.context.slot.shape)[: layer.shape[0]] for part, layer in pairs]
