@@ -20,7 +20,7 @@ from training.data.rows import SplitSizes
 from training.fit import fit
 from training.folders import data_root
 
-SETS = {"yacht": 6, "energy": 8}  # columns
+SETS = {"yacht": 6, "energy": 8, "concrete": 8}  # columns
 METHODS = (
     "batch-ensemble",
     "anchored-ensemble",
@@ -90,7 +90,7 @@ def count_worse(gains: list[float]) -> str:
 
 def _draw(target: Target, results: Results) -> Figure:
     """Plot the gain of each gap, and the mean gain of random splits."""
-    figure, axes = panels(len(SETS), 2, 10, 3.6)
+    figure, axes = panels(len(SETS), 3, 13, 3.6)
     for axis, name in zip(axes, SETS, strict=True):
         axis.axvline(0.0, color="0.5", linewidth=0.8)
         for i, method in enumerate(METHODS):
@@ -137,12 +137,13 @@ GAPS = Target(
     },
     draw=_draw,
     remarks=(
-        "No method is reliable in gaps. Each column has one fit. Concrete, Boston and wine were "
-        "not run.\n\n"
+        "No method is reliable in gaps. Each column has one fit. Boston and wine were not run.\n\n"
         "* **Energy**: in the gaps of the first three columns, every method is worse than a "
         "constant, by 6 to 331 nats per row. In the other five, losses are small.\n"
         "* **Yacht**: `last-layer-hmc`, `laplace` and `bhn-realnvp` fail in two or three of six "
         "gaps. `batch-ensemble`, `anchored-ensemble` and `bbb-gaussian` never fail.\n"
+        "* **Concrete**: the gaps are harmless. No method is worse than a constant, and the mean "
+        "log-likelihood is only .03 to .19 nats per row lower than on random splits.\n"
         "* **Deviation**: `bbb-gaussian`, `bhn-realnvp` and `dropout-alpha` are hardly more "
         "uncertain in gaps than outside. `gp-layer` and the ensembles are, but not enough for "
         "their larger errors. `bbb-gaussian` loses least because it also fits worst outside.\n"
