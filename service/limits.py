@@ -15,7 +15,7 @@ JOB_TURN_S = 60.0  # before a job yields to another client's job
 # Queued and running rows x draws beyond which the service responds 429. A large request or pool
 # counts as one micro-batch, 6,400.
 MAX_QUEUED_ROW_DRAWS = 200_000  # in a burst
-OVERLOAD_ROW_DRAWS = 6_400  # during lasting overload, to keep the latency low
+OVERLOAD_ROW_DRAWS = 12_800  # during lasting overload, to keep the latency low
 
 # Working memory of graphs. A preflight gets this plus six times the size of the version.
 PREFLIGHT_BYTES = 1 << 30

@@ -21,8 +21,6 @@ from service.server.shares import is_within_share
 BATCH_ROW_DRAWS = 6_400  # rows x draws of a micro-batch; the most that one request counts
 IDLE_DELAY_S = 0.002  # before idle work begins, so that answers are sent first
 OVERLOAD_HOLD_S = 1.0  # from the last rejection to the end of an overload
-MIN_PROBE_INTERVAL_S, MAX_PROBE_INTERVAL_S = 8.0, 256.0  # between increases of the limit
-PROBE_S = 0.25  # without a rejection before the limit is doubled again
 RATE_WEIGHT = 0.1  # of the latest micro-batch in the rate
 
 
@@ -37,10 +35,7 @@ class Admission:
         self._request_sizes: Counter[tuple[int, int]] = Counter()
         self.idle = idle  # set while no request is active
         self.idle.set()
-        self._limit = limits.MAX_QUEUED_ROW_DRAWS
         self._overload_end = -math.inf
-        self._next_probe = self._probe_interval_s = math.inf
-        self._probe_limit = 0  # limit during the next probe
         self._rate = 0.0  # recent rows x draws per second
 
     @contextmanager
@@ -55,9 +50,8 @@ class Admission:
         """Admit a request for the duration of the context.
 
         The queue can grow to `MAX_QUEUED_ROW_DRAWS`. If it is full, the limit drops to
-        `OVERLOAD_ROW_DRAWS`, which keeps the latency low. The limit recovers `OVERLOAD_HOLD_S`
-        after the last rejection. Because clients that retry immediately can prolong an overload,
-        the limit is also probed at growing intervals: it doubles until the next rejection.
+        `OVERLOAD_ROW_DRAWS`, which keeps the latency low, until `OVERLOAD_HOLD_S` after the last
+        rejection.
 
         Raise TooLarge beyond `MAX_ROW_DRAWS`, or Overloaded if the queue is full and the request
         exceeds its fair share. `encoding_draws` is the cost of the encoder per row.
@@ -96,14 +90,15 @@ class Admission:
 
     def refuse_overload(self, work: int, client: Hashable = None) -> None:
         """Raise Overloaded if a client's additional rows x draws exceed the current limit."""
-        time_s = time.monotonic()
-        limit = self._current_limit(time_s)
+        limit, time_s = limits.MAX_QUEUED_ROW_DRAWS, time.monotonic()
+        if time_s < self._overload_end:
+            limit = min(limits.OVERLOAD_ROW_DRAWS, limit)
         if (
             self.row_draws > 0
             and self.row_draws + work > limit
             and not self._is_within_share(work, client, limit)
         ):
-            self._lower_limit(time_s)
+            self._overload_end = time_s + OVERLOAD_HOLD_S
             wait_s = math.ceil(self.row_draws / self._rate) if self._rate else 1
             raise Overloaded(retry_after_s=max(1, wait_s))
 
@@ -112,27 +107,6 @@ class Admission:
             return True
         sizes = self._request_sizes.items()
         return work + sum(count * min(size, work) for (size, _), count in sizes) <= limit
-
-    def _current_limit(self, time_s: float) -> int:
-        burst = limits.MAX_QUEUED_ROW_DRAWS
-        if time_s >= self._overload_end:
-            self._limit = burst
-        elif time_s >= self._next_probe:
-            self._limit = min(burst, max(self._probe_limit, 2 * self._limit))
-            self._next_probe = time_s + PROBE_S
-        return self._limit
-
-    def _lower_limit(self, time_s: float) -> None:
-        """After a rejection, start or extend an overload and end the current probe."""
-        min_limit = min(limits.OVERLOAD_ROW_DRAWS, limits.MAX_QUEUED_ROW_DRAWS)
-        if time_s >= self._overload_end:
-            self._probe_interval_s, self._probe_limit = MIN_PROBE_INTERVAL_S, 2 * min_limit
-        elif self._limit > min_limit:
-            self._probe_interval_s = min(2.0 * self._probe_interval_s, MAX_PROBE_INTERVAL_S)
-            self._probe_limit *= 2
-        if self._limit > min_limit or time_s >= self._overload_end:
-            self._limit, self._next_probe = min_limit, time_s + self._probe_interval_s
-        self._overload_end = time_s + OVERLOAD_HOLD_S
 
     def record_rate(self, row_draws: int, seconds: float) -> None:
         """Update the rate from which `Retry-After` is estimated. Thread-safe."""

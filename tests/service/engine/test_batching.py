@@ -300,45 +300,6 @@ def test_a_burst_may_queue_and_after_a_refusal_little_waits_until_none_was_neede
     asyncio.run(ask())
 
 
-def test_an_overload_of_clients_who_come_again_at_once_is_tried_out_of(monkeypatch):
-    """Ever more rarely, ever more is let in; if that is too much it ends at once, else the overload
-    does."""
-    clock = Clock()
-    monkeypatch.setattr("service.engine.admission.time", clock)
-    admission = limited_admission(monkeypatch, 10_000, 1_000)
-
-    def let_in():
-        with admission.admit(1, 1):
-            return max(rows for rows in range(500, 20_000, 500) if fits(rows))
-
-    def fits(rows):
-        try:
-            admission.refuse_overload(rows - 1)
-        except Overloaded:
-            return False
-        return True
-
-    async def ask():
-        actual = []
-        for _ in range(320):  # half seconds
-            actual.append((clock.now - 100.0, let_in()))
-            clock.now += 0.5
-        tried = [(s, largest) for s, largest in actual if largest > 1_000]
-        assert tried == [(0.0, 10_000), (8.0, 2_000), (24.0, 4_000), (56.0, 8_000), (120.0, 10_000)]
-        answered = []
-        with ExitStack() as stack:
-            while len(answered) < 1_400:
-                if admission.active_requests < 9 and fits(1_001):
-                    stack.enter_context(admission.admit(1_000, 1))
-                    continue
-                answered.append(admission.active_requests == 9 and fits(1_001))
-                clock.now += 0.1
-        assert not answered[0]
-        assert all(answered[answered.index(True) :])
-
-    asyncio.run(ask())
-
-
 def test_nobody_is_refused_for_what_others_have_brought_beyond_their_share(monkeypatch):
     """A client that fills the queue is refused; others, and smaller requests of its own, are let
     in."""
@@ -411,14 +372,6 @@ def test_a_job_in_several_parts_counts_with_its_draws_and_what_is_kept_of_it(ser
     assert PoolWork(served, large, DRAWS, None, acquisition="bald").memory_bytes() > 8 * len(large)
     joint = PoolWork(served, large, DRAWS, None, acquisition="batchbald", max_candidates=50)
     assert joint.memory_bytes() > 50 * 4 * DRAWS * model.manifest.output_size
-
-
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def monotonic(self):
-        return self.now
 
 
 def assert_as_alone(served, x, answer):
