@@ -1,7 +1,7 @@
 """Factorial Gaussian posteriors over weights (Bayes by Backprop)."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,6 @@ from torch.nn import functional
 from training.bayes.posterior import FactorialGaussian
 
 MIN_EXPONENT = -80.0
-CHUNK_NUMBERS = 1 << 15
 
 
 class _GaussianMoments(torch.autograd.Function):
@@ -25,43 +24,35 @@ class _GaussianMoments(torch.autograd.Function):
         dL/dmu  = dL/dmean + dL/dKL mu / std^2
         dL/drho = (2 sigma dL/dvariance + dL/dKL (sigma / std^2 - 1 / sigma)) (1 - exp(-sigma))
 
-    All operations on a chunk follow each other, because on CPUs the vectors do not fit into the
-    cache. Separate passes would take half of a training step.
+    They are computed in place, because autograd's separate operations take a third more time.
     """
 
     @staticmethod
     def forward(ctx: Any, mu: Tensor, rho: Tensor, std: float, *sizes: int) -> tuple[Tensor, ...]:
-        sigma, variance = torch.empty_like(rho), torch.empty_like(rho)
+        sigma = functional.softplus(rho)
+        variance = sigma.square()
         ctx.save_for_backward(mu, sigma)
         ctx.precision = std**-2
-        kl = mu.new_tensor(len(mu) * (math.log(std) - 0.5))
-        for mu_part, rho_part, sigma_part, variance_part in _chunks(mu, rho, sigma, variance):
-            sigma_part.copy_(functional.softplus(rho_part))
-            torch.square(sigma_part, out=variance_part)
-            squares = torch.dot(mu_part, mu_part) + variance_part.sum()
-            kl += 0.5 * ctx.precision * squares - sigma_part.log().sum()
+        squares = torch.dot(mu, mu) + variance.sum()
+        log_ratios = sigma.log().sum() - len(mu) * math.log(std)
+        kl = 0.5 * (ctx.precision * squares - len(mu)) - log_ratios
         return *mu.detach().split(sizes), *variance.split(sizes), kl
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        mu, sigma = ctx.saved_tensors
         *moment_grads, kl_grad = grads
-        layers = len(moment_grads) // 2
-        sizes = [len(grad) for grad in moment_grads[:layers]]
-        vectors = *ctx.saved_tensors, *map(torch.empty_like, ctx.saved_tensors)
-        mu_grad, rho_grad = vectors[2:]
-        by_layer = *(vector.split(sizes) for vector in vectors), *_halves(moment_grads)
-        for layer in zip(*by_layer, strict=True):
-            for mu, sigma, d_mu, d_rho, d_mean, d_variance in _chunks(*layer):
-                torch.mul(mu, ctx.precision * kl_grad, out=d_mu).add_(d_mean)
-                torch.reciprocal(sigma, out=d_rho).sub_(sigma, alpha=ctx.precision).mul_(kl_grad)
-                d_rho.addcmul_(sigma, d_variance, value=-2.0).mul_(sigma.neg().expm1_())
-        return mu_grad, rho_grad, None, *[None] * layers
-
-
-def _chunks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Split vectors into chunks that fit into a CPU's cache."""
-    size = CHUNK_NUMBERS if vectors[0].device.type == "cpu" else len(vectors[0])
-    return zip(*(vector.split(size) for vector in vectors), strict=True)
+        mean_grads, variance_grads = _halves(moment_grads)
+        sizes = [len(grad) for grad in mean_grads]
+        mu_grad = mu * (ctx.precision * kl_grad)
+        for part, grad in zip(mu_grad.split(sizes), mean_grads, strict=True):
+            part.add_(grad)
+        rho_grad = sigma.reciprocal().sub_(sigma, alpha=ctx.precision).mul_(kl_grad)
+        parts = rho_grad.split(sizes), sigma.split(sizes), variance_grads
+        for part, sigma_part, grad in zip(*parts, strict=True):
+            part.addcmul_(sigma_part, grad, value=-2.0)
+        rho_grad.mul_(sigma.neg().expm1_())
+        return mu_grad, rho_grad, None, *[None] * len(sizes)
 
 
 def _halves(items: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
