@@ -62,9 +62,10 @@ def calibrate(
     by_category: CategoryChoice | None = None,
 ) -> Calibration:
     share = rows_per_draw_set(runtime, min(len(reference), len(ranking)), counts[-1])
+    keys = hash_key(seed, ServedRows.REFERENCE), hash_key(seed, ServedRows.RANKING)
     (reference_scores, reference_density), (scores, density) = (
-        served_scores(runtime, rows, counts, hash_key(seed, key), share, transform)
-        for rows, key in ((reference, ServedRows.REFERENCE), (ranking, ServedRows.RANKING))
+        served_scores(runtime, rows, counts, key, share, transform)
+        for rows, key in zip((reference, ranking), keys, strict=True)
     )
     return Calibration.fit(
         counts,

@@ -185,8 +185,9 @@ class Run:
             while self.progress.step < self.steps:
                 epoch, i = divmod(self.progress.step, self.epoch_steps)
                 if order is None or i == 0:
-                    key = self.recipe.seed, Stream.ORDER, epoch
-                    order = _order(self.rows, *key, weights=self.weights).to(self.device)
+                    seed, weights = self.recipe.seed, self.weights
+                    order = _order(self.rows, seed, Stream.ORDER, epoch, weights=weights)
+                    order = order.to(self.device)
                 self._step(order[i * self.batch_rows : (i + 1) * self.batch_rows])
                 self.progress.step += 1
                 self.progress.seconds = previous_s + time.monotonic() - start_s
