@@ -139,7 +139,7 @@ def predictive_scores(sums: DrawSums, standard_errors: bool | Collection[str] = 
             change["variation_ratio"] = max_prob_N[:, None] - without_N_C_G.max(axis=1)
         if len(sums.num_draws) < MIN_SPREAD_GROUPS:
             names -= set(DISAGREEMENTS)
-        ordered = (name for name in SCORE_NAMES if name in names)
+        ordered = [name for name in SCORE_NAMES if name in names]
         errors = {name: mean_over_draws.standard_error(change[name]) for name in ordered}
     return Scores(
         num_draws=np.full(len(probs_N_C), mean_over_draws.num_draws),
