@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from experiments.certify.exact import METHODS, recipe
 from tests.support.recipes import recipe_with
@@ -99,3 +100,23 @@ def test_a_posterior_that_goes_on_from_itself_has_no_ramp_unless_it_is_told_one(
         method="bbb-gaussian", task="regression", posterior={}, training=training
     )
     assert KLSchedule.from_recipe(settings, 10, 25, is_continued).ramp_epochs == epochs
+
+
+def test_gradients_of_confident_predictions_are_not_denormal():
+    model = build(recipe_with(method="bbb-gaussian"), (5,), 3)
+    generator = torch.Generator().manual_seed(0)
+    size = model.posterior.theta_dimension
+    model.posterior.start_at(5.0 * torch.randn(size, generator=generator))
+    x = torch.randn(256, 5, generator=generator)
+    outputs = []
+    model.likelihood.register_forward_pre_hook(lambda _, inputs: outputs.extend(inputs))
+    eps = noise(model.posterior, 2, 0)
+    predictions, _ = model.sample(x, eps)
+    outputs[0].retain_grad()
+    predictions.gather(2, predictions.argmax(-1, keepdim=True)).sum().backward()
+    with torch.no_grad():
+        expected = predictions.exp() - functional.one_hot(predictions.argmax(-1), 3)
+    gradient, tiny = -outputs[0].grad, torch.finfo(torch.float32).tiny
+    assert ((expected != 0) & (expected.abs() < tiny)).any()
+    assert not ((gradient != 0) & (gradient.abs() < tiny)).any()
+    torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-6)
