@@ -104,7 +104,7 @@ def main() -> None:
         for name, step in steps.items():
             start = time.process_time()
             for i in range(STEPS):
-                # New noise in each step, because gradients would vanish otherwise.
+                # New noise in each step, as in a fit
                 step((number + 1) * STEPS + i)
             if number >= 0:
                 times[name].append((time.process_time() - start) / STEPS * 1000)

@@ -168,7 +168,7 @@ def refuse_unreadable(field: str, expected: str = "a file that can be read") -> 
 
 
 def expected_value(message: str) -> str:
-    """Return what a pydantic message such as "Input should be a valid string" expects."""
+    """Extract the expected value from a pydantic message, as "Input should be a valid string"."""
     message = message.replace("String should match pattern", "a string that matches")
     message = message.replace("Field required", "a value").replace("frozenset", "array")
     return re.sub(r"^(Input should be|\w+ should have|Value error,( expected)?) ", "", message)

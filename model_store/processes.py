@@ -93,7 +93,7 @@ def _cpu_limit(cgroup: Path) -> int | None:
 
 
 def inherited_environment(is_trusted: bool = False) -> dict[str, str]:
-    """Return a child's environment. Only trusted ones get credentials and settings of fits."""
+    """Return a child's environment, with credentials and settings of fits only if it is trusted."""
     patterns = (INHERITED, TRUSTED) if is_trusted else (INHERITED,)
     names = [name for name in os.environ if any(p.fullmatch(name) for p in patterns)]
     return {name: os.environ[name] for name in names}

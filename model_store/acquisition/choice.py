@@ -72,7 +72,10 @@ def check_acquisition(name: str | None, task: Task) -> str:
 
 
 def check_beta(beta: float | None, acquisition: str, task: Task) -> float:
-    """Return the exponent of the weights by which an acquisition samples rows, if it does so."""
+    """Return the exponent of the sampling weights.
+
+    Raise InvalidInput if `beta` is set for an acquisition that does not sample.
+    """
     if beta is None:
         return 1.0
     supported = PREDICTIVES[task].sampling_acquisitions

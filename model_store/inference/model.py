@@ -237,7 +237,7 @@ def _breaks(manifest: Manifest, file: str) -> Iterator[None]:
 def detector_scores(
     scores: AnyScores, density: Float32[np.ndarray, "N M"], names: tuple[str, ...]
 ) -> dict[str, Float64[np.ndarray, "N"]]:
-    """Return each detector's scores. NaN and infinite ones become the largest float32 numbers."""
+    """Return each detector's scores, with NaN and infinity as the largest float32 number."""
     if not np.isfinite(density).all():
         density = np.nan_to_num(density, nan=LARGEST, posinf=LARGEST, neginf=-LARGEST)
     return {**scores.by_name(), **dict(zip(names, density.T.astype(np.float64), strict=True))}

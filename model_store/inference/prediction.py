@@ -156,7 +156,7 @@ class Decision:
     fired: dict[str, Marks]  # by detector, at `fpr` and `confidence`
     prediction_set: Sets | None  # only in a classification
     interval: Intervals | None  # only in a regression
-    abstain: Marks | None  # None without a risk
+    abstain: Marks | None  # only if a risk is set
 
 
 def decide(prediction: Prediction, options: DecisionOptions) -> Decision:

@@ -93,9 +93,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit and calibrate the model.
 
-        A twentieth of the rows, at least 50 and at most a fifth, are test rows for `report`. Others
-        are held out for validation and calibration (docs/your-data.md). The logger
-        `dubito.training` logs the settings chosen for the data.
+        Not all rows are used for training. One row in 20 is a test row for `report`, or 50 rows in
+        smaller tables, but never more than a fifth. Others are used for validation and calibration
+        (docs/your-data.md). The logger `dubito.training` logs the settings chosen for the data.
 
         Args:
             X: (N, I) numbers, NaN if missing; a pandas or polars DataFrame of numbers, categories

@@ -73,8 +73,7 @@ def select_inputs(
     """Select the numbers that are most important for predicting y, or all of them.
 
     The importance is the mean decrease in impurity of randomised trees, which predict the ranks of
-    numeric targets. All numbers are selected if trees with only the most important ones predict
-    held-out rows worse.
+    numeric targets. All numbers are selected if trees predict test rows worse without the others.
     """
     from scipy.stats import rankdata
     from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
