@@ -16,7 +16,12 @@ from torch import Tensor, nn
 from model_store.errors import InvalidInput
 from training.bayes.dropout import MaskPosterior
 from training.bayes.flows import Composition, iaf, realnvp
-from training.bayes.gaussian import GaussianPosterior, MixturePriorPosterior, ScaleMixturePrior
+from training.bayes.gaussian import (
+    GaussianPosterior,
+    MixturePriorPosterior,
+    NormalPriorPosterior,
+    ScaleMixturePrior,
+)
 from training.bayes.hamiltonian import SampledPosterior
 from training.bayes.hypernetwork import HypernetworkPosterior
 from training.bayes.laplace import LaplacePosterior
@@ -181,7 +186,7 @@ class BayesByBackprop(GaussianWeights):
     prior_std: Positive = 1.0
 
     def posterior(self, network: Network, _: torch.Generator) -> FactorialGaussian:
-        return GaussianPosterior(network.theta_dimension, self.initial_log_std, self.prior_std)
+        return NormalPriorPosterior(network.theta_dimension, self.initial_log_std, self.prior_std)
 
 
 class BayesByBackpropMixture(GaussianWeights):

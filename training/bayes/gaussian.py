@@ -116,18 +116,12 @@ class ScaleMixturePrior:
 class GaussianPosterior(FactorialGaussian):
     """A factorial Gaussian posterior, theta = mu + softplus(rho) eps.
 
-    See Blundell et al. 2015, "Weight uncertainty in neural networks", section 3.2. The prior is
-    N(0, prior_std^2 I).
+    See Blundell et al. 2015, "Weight uncertainty in neural networks", section 3.2.
     """
 
-    trains_without_noise = True
-
-    def __init__(
-        self, dimension: int, initial_log_std: float, prior_std: float | None = 1.0
-    ) -> None:
+    def __init__(self, dimension: int, initial_log_std: float) -> None:
         super().__init__()
         self.noise_dimension = self.theta_dimension = dimension
-        self.prior_std = prior_std
         self.mu = nn.Parameter(torch.zeros(dimension))
         rho = math.log(math.expm1(math.exp(initial_log_std)))
         self.rho = nn.Parameter(torch.full((dimension,), rho))
@@ -139,22 +133,6 @@ class GaussianPosterior(FactorialGaussian):
     def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
         return self.mu, self.sigma
 
-    def layer_moments(
-        self, eps: Float[Tensor, "K E"], sizes: Sequence[int]
-    ) -> tuple[Sequence[Tensor], Sequence[Tensor], Float[Tensor, "K"]]:
-        assert self.prior_std is not None
-        *parts, kl = _GaussianMoments.apply(  # type: ignore[no-untyped-call]
-            self.mu, self.rho, self.prior_std, *sizes
-        )
-        return *_halves(parts), kl.expand(len(eps))
-
-    def kl(
-        self, eps: Float[Tensor, "K E"], mean: Float[Tensor, "D"], std: Float[Tensor, "D"]
-    ) -> Float[Tensor, "K"]:
-        assert self.prior_std is not None
-        prior = Normal(torch.zeros_like(mean), self.prior_std)
-        return kl_divergence(Normal(mean, std), prior).sum().expand(len(eps))
-
     def spread_parameters(self) -> list[nn.Parameter]:
         return [self.rho]
 
@@ -163,16 +141,36 @@ class GaussianPosterior(FactorialGaussian):
         self.mu.copy_(theta)
 
 
+class NormalPriorPosterior(GaussianPosterior):
+    """A factorial Gaussian posterior with the prior N(0, prior_std^2 I)."""
+
+    trains_without_noise = True
+
+    def __init__(self, dimension: int, initial_log_std: float, prior_std: float) -> None:
+        super().__init__(dimension, initial_log_std)
+        self.prior_std: float = prior_std
+
+    def layer_moments(
+        self, eps: Float[Tensor, "K E"], sizes: Sequence[int]
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor], Float[Tensor, "K"]]:
+        *parts, kl = _GaussianMoments.apply(  # type: ignore[no-untyped-call]
+            self.mu, self.rho, self.prior_std, *sizes
+        )
+        return *_halves(parts), kl.expand(len(eps))
+
+    def kl(
+        self, eps: Float[Tensor, "K E"], mean: Float[Tensor, "D"], std: Float[Tensor, "D"]
+    ) -> Float[Tensor, "K"]:
+        prior = Normal(torch.zeros_like(mean), self.prior_std)
+        return kl_divergence(Normal(mean, std), prior).sum().expand(len(eps))
+
+
 class MixturePriorPosterior(GaussianPosterior):
     """A factorial Gaussian posterior with a scale mixture as the prior."""
 
-    trains_without_noise = False
-
     def __init__(self, dimension: int, initial_log_std: float, prior: ScaleMixturePrior) -> None:
-        super().__init__(dimension, initial_log_std, prior_std=None)
+        super().__init__(dimension, initial_log_std)
         self.prior = prior
-
-    layer_moments = FactorialGaussian.layer_moments
 
     def kl(
         self, eps: Float[Tensor, "K D"], mean: Float[Tensor, "D"], std: Float[Tensor, "D"]

@@ -13,7 +13,7 @@ from torch.distributions import (
 
 from training.bayes.dropout import MaskPosterior
 from training.bayes.flows import iaf, realnvp
-from training.bayes.gaussian import GaussianPosterior, MixturePriorPosterior, ScaleMixturePrior
+from training.bayes.gaussian import MixturePriorPosterior, NormalPriorPosterior, ScaleMixturePrior
 from training.bayes.hypernetwork import HypernetworkPosterior
 from training.bayes.layers import Slot, Stochastic
 from training.bayes.matrix_normal import MatrixNormalPosterior
@@ -35,7 +35,7 @@ def jiggled(posterior, seed=0):
 
 
 def test_the_gaussian_kl_and_its_gradient_are_the_analytic_ones():
-    created = jiggled(GaussianPosterior(5, -1.0, 0.8))
+    created = jiggled(NormalPriorPosterior(5, -1.0, 0.8))
     q = Independent(Normal(created.mu, created.sigma), 1)
     p = Independent(Normal(torch.zeros(5, dtype=torch.float64), 0.8), 1)
     theta, kl = created.sample(standard_noise(3, 5, 0).double())
@@ -53,7 +53,7 @@ def test_moments_of_layers_have_the_gradients_of_separate_operations(name):
     slots = [Slot("a", (3, 2)), Slot("b", (2, 2))]
     created = jiggled(
         {
-            "bbb-gaussian": lambda: GaussianPosterior(10, -1.0, 0.8),
+            "bbb-gaussian": lambda: NormalPriorPosterior(10, -1.0, 0.8),
             "bbb-mixture": lambda: MixturePriorPosterior(
                 10, -1.0, ScaleMixturePrior(0.3, 1.2, 0.1)
             ),
@@ -260,7 +260,7 @@ def flow_posterior(flow):
 
 FAMILIES = {
     # the gap between log evidence and the best bound: 0 where the family holds the posterior
-    "bbb-gaussian": (lambda: GaussianPosterior(3, -2.0, PRIOR_STD), "factorised"),
+    "bbb-gaussian": (lambda: NormalPriorPosterior(3, -2.0, PRIOR_STD), "factorised"),
     "bbb-mixture": (
         lambda: MixturePriorPosterior(3, -2.0, ScaleMixturePrior(0.5, PRIOR_STD, PRIOR_STD)),
         "factorised",
