@@ -111,7 +111,7 @@ def query_schema(schema: JsonObject) -> JsonObject:
     if kind["type"] == "object":
         return {"type": "string", "contentMediaType": JSON}
     merged = schema | kind
-    return {name: merged[name] for name in merged.keys() - {"anyOf", "default"}}
+    return {name: value for name, value in merged.items() if name not in ("anyOf", "default")}
 
 
 class OpenApiDocument:

@@ -7,6 +7,7 @@ import numpy as np
 
 import integrations
 import service.api
+from service.api.openapi import query_schema
 from service.app import create_app
 from service.settings import Settings
 from tests.support.environment import ROOT
@@ -42,6 +43,12 @@ def test_every_route_is_in_the_openapi_document(client):
         set(with_administration["paths"])
         == (routes()["others"] | routes()["admin"]) - NOT_DOCUMENTED
     )
+
+
+def test_schemas_keep_the_order_of_keys():
+    """All processes have the same document and ETag."""
+    keys = ["type", "minimum", "maximum", "title", "description"]
+    assert list(query_schema({key: key for key in [*keys, "default"]})) == keys
 
 
 def test_query_parameters_have_no_null_and_no_default(client):
