@@ -312,6 +312,14 @@ def test_few_rows_are_held_out_for_the_report(classifier):
     assert len(model._result.splits.test) == 100
 
 
+def test_groups_are_split_as_by_default(classifier):
+    index = np.arange(1_998) % len(X)
+    rows = X.iloc[index].reset_index(drop=True).assign(site=np.arange(1_998) % 18)
+    model = clone(classifier).set_params(training={"epochs": 1}, data={"group": "site"})
+    model.fit(rows, Y.iloc[index].reset_index(drop=True))
+    assert len(model._result.splits.test) == 333
+
+
 def test_odd_rows_are_named(classifier):
     with pytest.raises(ValueError, match=r"X\.0\.since: expected a date or time"):
         classifier.predict(X.head(3).assign(since="soon"))

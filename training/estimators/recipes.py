@@ -30,7 +30,7 @@ NAMES: dict[Task, str] = {"classification": "classifier", "regression": "regress
 SECTIONS = ("posterior", "training", "likelihood", "serving")
 ROW_KEYS = ("source", "target")  # keys of [data] that X and y determine
 HELD_OUT = ("test_fraction", *SPLITS)
-TEST_FRACTION, MIN_TEST_ROWS = 0.05, 50  # less than by default; users have their own test rows
+TEST_FRACTION, MIN_TEST_ROWS = 0.05, 50  # less than by default, because users often have test rows
 TEXT_KEYS = ("text", "tokenizer", "max_tokens")
 ARCHITECTURE_KEYS = {"hidden", "kind", "factory"}
 COMMON_TRAINING_KEYS = ("batch_rows", "max_epochs")  # for all methods
@@ -45,7 +45,7 @@ def make_recipe(
     seed = _seed(parameters["random_state"])
     without_text = {key: DataSection.model_fields[key].default for key in TEXT_KEYS}
     findings = inspect_source(section, folder, task)
-    if section.test_fraction is None:
+    if section.test_fraction is None and section.group is None:  # small splits may fit no group
         fraction = max(TEST_FRACTION, MIN_TEST_ROWS / findings.rows)
         fraction = min(fraction, default_test_fraction(findings.rows))
         section = section.model_copy(update={"test_fraction": fraction})
