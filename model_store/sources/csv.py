@@ -89,12 +89,13 @@ class CsvTable:
                 if self._is_marked:
                     file.readline()
                 lines = chain(self._bounded(file), [self.delimiter.join(END)])
+                skipped = int(self._is_marked)
                 reader = csv.reader(lines, delimiter=self.delimiter, skipinitialspace=True)
                 for row in reader:
                     if before:
                         yield before
                     if reader.line_num > first:
-                        self._check_last_line(first)
+                        self._check_last_line(first + skipped)
                     before, self._cells, first = row, 0, reader.line_num + 1
                     self.pause()
         except UnicodeDecodeError as error:

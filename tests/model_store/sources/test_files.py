@@ -462,6 +462,8 @@ def test_what_is_no_pool_is_refused_with_the_reason(tmp_path):
         )
     (tmp_path / "open.csv").write_text('width,colour\n1,"red\n2,red\n3,"red\n')
     refused(tmp_path / "open.csv", TABLE, "got an unmatched quote in the row that starts in line 2")
+    (tmp_path / "open.csv").write_text('sep=,\nwidth,colour\n1,"red\n2,red\n3,"red\n')
+    refused(tmp_path / "open.csv", TABLE, "got an unmatched quote in the row that starts in line 3")
     (tmp_path / "open.csv").write_text('width,colour\n1,"' + "2 red\n" * 3_000_000)
     refused(tmp_path / "open.csv", TABLE, "with closed quotes, got field larger than")
 
