@@ -342,7 +342,8 @@ def join(rows: Rows, extra: Rows) -> Rows:
     dtype = np.uint8 if rows.x.dtype == np.uint8 and fit_bytes else np.float32
     ids = groups = weights = None
     if rows.weights is not None:
-        extra_weights = np.ones(len(extra)) if extra.weights is None else extra.weights
+        mean = np.full(len(extra), rows.weights.mean())
+        extra_weights = mean if extra.weights is None else extra.weights
         weights = np.concatenate([rows.weights, extra_weights])
     if rows.ids is not None and extra.ids is not None:
         ids = np.concatenate([rows.ids.astype(str), extra.ids])

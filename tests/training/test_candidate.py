@@ -171,3 +171,12 @@ def test_bytes_stay_bytes_where_labelled_rows_are_such():
     assert pair.ids.tolist() == ["0", "1", "a"] and pair.y.tolist() == [0, 0, 1]
     fractions = Rows(np.full((1, 3), 0.5, dtype=np.float32), extra.y, extra.ids)
     assert join(pixels, fractions).x[2].tolist() == [0.5, 0.5, 0.5]
+
+
+def test_labelled_rows_have_the_mean_weight():
+    from training.data.rows import Rows
+    from training.fit import join
+
+    x, y = np.zeros((2, 3), dtype=np.float32), np.zeros(2, dtype=np.int64)
+    rows = Rows(x, y, weights=np.array([100.0, 300.0]))
+    assert join(rows, Rows(x, y)).weights.tolist() == [100.0, 300.0, 200.0, 200.0]

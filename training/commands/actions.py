@@ -42,10 +42,8 @@ from training.versions import WEIGHTS, fitted_data, load_for, load_parent, open_
 FINDING_KEYS = ("source", "rows", "task", "reason", "target", "shape", "classes", "notes")
 COLUMN_KEYS = ("name", "kind", "reason", "missing", "notes")
 KINDS = ("numeric", "categorical", "time", "ignored")
-# Keys of `[data]`
-SECTION_OPTIONS = (
-    *("group", "time", "weight", "test_fraction", "date_format", "decimal", "thousands"),
-)
+# Keys of `[data]` that are also options
+DATA_OPTIONS = ("group", "time", "weight", "test_fraction", "date_format", "decimal", "thousands")
 
 
 def _data_section(options: argparse.Namespace) -> DataSection:
@@ -54,7 +52,7 @@ def _data_section(options: argparse.Namespace) -> DataSection:
         "target": options.target,
         "missing_values": options.missing_value,
         "columns": _column_kinds(options),
-        **{name: getattr(options, name) for name in SECTION_OPTIONS},
+        **{name: getattr(options, name) for name in DATA_OPTIONS},
     }
     try:
         return DataSection.model_validate({k: v for k, v in keys.items() if v is not None})
@@ -112,7 +110,7 @@ def fit(options: argparse.Namespace) -> None:
 
 
 def _read_recipe(options: argparse.Namespace) -> Recipe:
-    for name in ("task", *SECTION_OPTIONS, "missing_value", "ignore", "column", "recipe_out"):
+    for name in ("task", *DATA_OPTIONS, "missing_value", "ignore", "column", "recipe_out"):
         if getattr(options, name) is not None:
             option = f"--{name.replace('_', '-')}"
             raise InvalidInput(option, "no value, because the recipe sets it", "one")

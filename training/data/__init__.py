@@ -109,7 +109,7 @@ def _check_source_kind(recipe: Recipe, kind: str) -> None:
     if recipe.task == "regression" and kind in CLASS_SOURCES:
         raise InvalidInput("task", f"classification, because `{kind}` has classes", "regression")
     no_columns = f"no value, because `{kind}` has no named columns"
-    for key in ("target", "group", "calibration_group", "time", "id", "text"):
+    for key in ("target", "group", "calibration_group", "time", "id", "weight", "text"):
         if getattr(section, key) is not None and kind not in TABLES:
             raise InvalidInput(f"data.{key}", no_columns, repr(getattr(section, key))[:100])
     if section.vocabulary is not None and kind != "npz":

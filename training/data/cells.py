@@ -49,10 +49,10 @@ SAMPLE_ROWS = 10_000  # for the decimal mark
 INDEX_NAMES = re.compile(r"|Unnamed: 0|__index_level_0__")
 PARQUET_START, GZIP_START = b"PAR1", b"\x1f\x8b"
 UNSUPPORTED = {  # kinds of files by their first bytes
-    b"BZh": "bzip2",
-    b"\xfd7zX": "xz",
-    b"\x28\xb5\x2f\xfd": "Zstandard",
-    b"\xd0\xcf\x11\xe0": "Excel",
+    b"BZh": "a bzip2",
+    b"\xfd7zX": "an xz",
+    b"\x28\xb5\x2f\xfd": "a Zstandard",
+    b"\xd0\xcf\x11\xe0": "an Excel",
 }
 GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}[.,]\d{3}", re.ASCII)  # the mark may group thousands
 SMALL_WHOLE = re.compile(r"[+-]?\d{1,3}", re.ASCII)
@@ -210,7 +210,7 @@ def csv_source(path: Path) -> Path | bytes:
         raise InvalidInput("data.source", f"a CSV file (parquet:{path.name})", "a Parquet file")
     for magic, kind in UNSUPPORTED.items():
         if start.startswith(magic):
-            raise InvalidInput("data.source", "a CSV file, or one in gzip", f"a file in {kind}")
+            raise InvalidInput("data.source", "a CSV or gzip file", f"{kind} file")
     return gzip.decompress(path.read_bytes()) if start[:2] == GZIP_START else path
 
 

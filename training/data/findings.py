@@ -122,8 +122,7 @@ def inspect_source(section: DataSection, root: Path, task: Task | None = None) -
 
 def _inspect_table(section: DataSection, table: pa.Table, task: Task | None) -> Findings:
     notes = []
-    names_by_key = ("target", "group", "time", "weight")
-    keys = {f"--{key}": getattr(section, key) for key in names_by_key}
+    keys = {f"--{key}": getattr(section, key) for key in ("target", "group", "time", "weight")}
     names = column_names(table, {*keys.values(), *section.columns})
     for key, name in keys.items():
         if name is not None and name not in names:

@@ -202,7 +202,7 @@ class Rows:
     y: Labels | Float32[np.ndarray, "N"] | Float64[np.ndarray, "N"]
     ids: Shaped[np.ndarray, "N"] | None = None
     groups: Labels | None = None  # group numbers
-    weights: Float64[np.ndarray, "N"] | None = None  # in training; None if equal
+    weights: Float64[np.ndarray, "N"] | None = None  # in training; equal by default
 
     def __len__(self) -> int:
         return len(self.x)
@@ -315,6 +315,9 @@ def split(data: Dataset, sizes: SplitSizes) -> Splits:
         expected = "validation, reference and ranking rows that the network was not trained on"
         received = f"{len(validation)}, {len(reference)} and {len(ranking)}"
         raise InvalidInput("data.trained_on", expected, received)
+    if train.weights is not None and not train.weights.any():
+        expected = "a training row with a positive weight"
+        raise InvalidInput("data.weight", expected, f"only zeros in {len(train)} rows")
     absent = sorted(set(range(len(data.classes))) - set(train.y.tolist()))[:MAX_SHOWN]
     if absent:
         names = [data.classes[c] for c in absent]

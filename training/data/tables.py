@@ -174,8 +174,7 @@ def make_table_dataset(
 
 def _features(table: pa.Table, section: "DataSection", version_columns: Columns) -> list[str]:
     target = section.target
-    names_by_key = ("group", "time", "id", "weight")
-    keys = [(f"data.{key}", getattr(section, key)) for key in names_by_key]
+    keys = [(f"data.{key}", getattr(section, key)) for key in ("group", "time", "id", "weight")]
     group = ("data.calibration_group", section.calibration_group)
     special = [*keys, group, ("data.text", section.text)]
     if target is None:

@@ -36,8 +36,9 @@ def fit_linear(model: BayesianModel, rows: Rows) -> None:
     device = network.linear_bias.device
     standard = network.scale(torch.from_numpy(rows.x[::step]).to(device).float())
     x, y = standard.flatten(1).double().cpu().numpy(), rows.y[::step]
-    row_weights = np.ones(len(y)) if rows.weights is None else rows.weights[::step]
-    row_weights = row_weights / row_weights.mean()
+    row_weights = None if rows.weights is None else rows.weights[::step]
+    if row_weights is not None:
+        row_weights = row_weights / row_weights.mean()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Unconverged fits are acceptable.
         if isinstance(likelihood, Gaussian):
@@ -49,7 +50,8 @@ def fit_linear(model: BayesianModel, rows: Rows) -> None:
             class_weights = np.ones(likelihood.outputs)
             if likelihood.log_weights is not None:
                 class_weights = likelihood.log_weights.double().exp().cpu().numpy()
-            weight, bias = fit_logistic(x, y, len(class_weights), class_weights[y] * row_weights)
+            both = class_weights[y] if row_weights is None else class_weights[y] * row_weights
+            weight, bias = fit_logistic(x, y, len(class_weights), both)
     network.linear_weight.copy_(torch.from_numpy(weight))
     network.linear_bias.copy_(torch.from_numpy(bias))
 
@@ -76,7 +78,9 @@ def choose_share(model: BayesianModel, validation: Rows) -> float:
 
 
 def fit_ridge(
-    x: Float64[np.ndarray, "N I"], y: Float64[np.ndarray, "N"], weights: Float64[np.ndarray, "N"]
+    x: Float64[np.ndarray, "N I"],
+    y: Float64[np.ndarray, "N"],
+    weights: Float64[np.ndarray, "N"] | None = None,
 ) -> tuple[Float64[np.ndarray, "I 2"], Float64[np.ndarray, "2"]]:
     """Fit the mean by ridge regression, and the log variance to leave-one-out residuals."""
     from sklearn.linear_model import RidgeCV

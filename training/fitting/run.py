@@ -397,6 +397,7 @@ def _order(
     if weights is None:
         return order
     ends = torch.from_numpy(weights)[order].cumsum(0)
-    places = (torch.arange(rows) + torch.rand(1, generator=generator)) * (ends[-1] / rows)
+    start = torch.rand(1, generator=generator, dtype=torch.float64)
+    places = (torch.arange(rows) + start) * (ends[-1] / rows)
     sample = order[torch.searchsorted(ends, places, right=True).clamp(max=rows - 1)]
     return sample[torch.randperm(rows, generator=generator)]

@@ -1,6 +1,7 @@
 import gzip
 import re
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -215,6 +216,18 @@ def test_holding_out_more_than_half_of_the_rows_is_refused():
         lambda: split(numbered(101), SplitSizes(10, 20, 21, seed=0)),
         field,
         "up to half of the 101 training rows, got 51",
+    )
+
+
+def test_training_rows_without_weight_are_refused():
+    data, weights = numbered(100), np.zeros(100)
+    first = split(data, SplitSizes(10, 15, 20, seed=0))
+    weights[first.validation.x[:, 0].astype(int)] = 1.0
+    weighted = replace(data, train=replace(data.train, weights=weights))
+    refused(
+        lambda: split(weighted, SplitSizes(10, 15, 20, seed=0)),
+        "data.weight",
+        "a training row with a positive weight, got only zeros in 55 rows",
     )
 
 

@@ -108,7 +108,7 @@ def test_ridge_has_the_variance_of_leave_one_out_residuals():
             residuals.append(y[i] - ridge.predict(x[i : i + 1])[0])
         return np.square(residuals).mean()
 
-    weight, bias = fit_ridge(x, y, np.ones(len(y)))
+    weight, bias = fit_ridge(x, y)
     assert math.exp(bias[1]) == pytest.approx(
         min(map(mean_square, (0.1, 0.316, 1, 3.16, 10))), 0.01
     )

@@ -228,6 +228,11 @@ def test_a_task_or_target_that_cannot_be_is_exit_code_2_and_one_line(tmp_path, m
     assert line.startswith(
         "error: data.target: expected no value, because `digits` has no named columns"
     )
+    recipe.write_text(recipe.read_text().replace("[data]", '[data]\nweight = "a"'))
+    assert refusal(tmp_path, monkeypatch, capsys, recipe).startswith(
+        "error: data.weight: expected no value, because `digits` has no named columns"
+    )
+    recipe.write_text(recipe.read_text().replace('weight = "a"', ""))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.csv").write_text("a,b\n" + "1,2\n3,4\n" * 300)
     line = refusal(tmp_path, monkeypatch, capsys, recipe, "--data", "csv:a.csv", "--target", "c")
