@@ -1,4 +1,4 @@
-"""Comparison of posteriors with Hamiltonian Monte Carlo in a gap in the data.
+"""Epistemic uncertainty in a gap of the data, compared with Hamiltonian Monte Carlo.
 
 The reference has the network, prior and noise of `bbb-gaussian`; other methods have other priors.
 """

@@ -29,6 +29,7 @@ MISSING = (
     *("#NA", "#N/A", "#N/A N/A", "<NA>", "NaT"),
 )
 BOOLEANS = {"true", "false"}
+BITS = {"true": "1", "false": "0", "1": "true", "0": "false"}
 SIGNS = "$€£¥%"
 MINUS = "\u2212"  # minus sign, in contrast to the hyphen
 CLOCK = re.compile(r"(-?)(\d{1,5}):([0-5]\d)(?::([0-5]\d(?:\.\d+)?))?", re.ASCII)  # H:MM:SS
@@ -119,12 +120,15 @@ def match_category(text: str, categories: AbstractSet[str]) -> str:
     """Return the category that matches a text, or the text itself if there is none.
 
     A match can differ in surrounding spaces, Unicode normal form, or the notation of a number or
-    boolean.
+    boolean. If all categories are booleans, 1 matches "true" and 0 matches "false", and vice versa.
     """
     if text in categories:
         return text
     trimmed = text.strip()
-    forms = (trimmed, normalize("NFC", trimmed), normalize("NFD", trimmed), category_text(trimmed))
+    plain = category_text(trimmed)
+    forms = [trimmed, normalize("NFC", trimmed), normalize("NFD", trimmed), plain]
+    if plain in BITS and (categories <= BOOLEANS or categories <= {"0", "1"}):
+        forms.append(BITS[plain])
     return next((form for form in forms if form in categories), text)
 
 

@@ -23,7 +23,12 @@ TO_CLOSING_QUOTE = re.compile(r'(?:[^"]|"")*+"')
 SAMPLE_BYTES = 1 << 16  # to detect the delimiter
 SAMPLE_LINES = 100
 ENCODINGS = ("utf-8-sig", "cp1252", "latin-1")  # tried in this order
-MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+MARKS = {  # the longer ones first
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 END = ["end", "of file"]  # an extra line, to detect an unclosed quote
 
 MAX_CELLS = 1 << 17  # per row
@@ -71,10 +76,13 @@ class CsvTable:
         for n, line in enumerate(islice(self._lines(), 1, None)):
             row = _strip_empty_cells(line, len(self.names))
             if len(row) != len(self.names):
-                expected = f"{len(self.names)} cells, as the first line"
-                if len(self.names) == 1:  # often a comment or a title
+                expected, received = f"{len(self.names)} cells, as the first line", f"{len(row)}"
+                if len(self.names) == 1:  # often a title
                     expected = f"1 cell, as the first line, {self.names[0][:60]!r}"
-                raise InvalidInput(f"{self.field}.{n}", expected, f"{len(row)}")
+                for start in (self.names[0], row[0]):
+                    if start.startswith("#"):
+                        expected, received = "no comment lines", repr(start[:60])
+                raise InvalidInput(f"{self.field}.{n}", expected, received)
             yield row
 
     def _lines(self) -> Iterator[list[str]]:
@@ -102,7 +110,7 @@ class CsvTable:
             if self._has_encoding:
                 received = f"bytes that are not {self.encoding}"
                 raise InvalidInput(self.field, "a readable CSV file", received) from error
-            expected = "a CSV file in UTF-8, UTF-16 or cp1252"
+            expected = "a CSV file in UTF-8, UTF-16, UTF-32 or cp1252"
             raise InvalidInput(self.field, expected, "something else") from error
         except csv.Error as error:
             raise InvalidInput(self.field, CLOSED, str(error)[:100]) from error
@@ -167,8 +175,9 @@ def _normalise_encoding(encoding: str, field: str) -> str:
 
 
 def _detect_encoding(sample: bytes, file: io.BufferedIOBase) -> str:
-    if sample[:2] in MARKS:
-        return MARKS[sample[:2]]
+    for mark, encoding in MARKS.items():
+        if sample.startswith(mark):
+            return encoding
     if sample[:1000].count(0) > len(sample[:1000]) / 10:
         return "utf-16-le" if sample[1:2] == b"\x00" else "utf-16-be"
     return next(name for name in ENCODINGS if _can_decode(file, name))

@@ -97,7 +97,7 @@ def _survey(open_image: Open, names: list[str]) -> tuple[dict[tuple[int, int], l
 def _images(
     path: Path, needs_training: bool = True
 ) -> Iterator[tuple[dict[str, dict[str, str]], Open]]:
-    """Yield the class of each image in a folder or zip by split, and a function that opens one."""
+    """Yield the class of each image by split and file name, and a function that opens an image."""
     if path.is_dir():
         depths = ("/".join("*" * depth) for depth in range(1, 5))
         entries = [entry for pattern in depths for entry in path.glob(pattern)]

@@ -8,6 +8,7 @@ import json
 import math
 import re
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ MAX_BINS = 1024  # of all columns
 MAX_COLUMNS, MAX_INPUTS = 128, 64  # of tables with more columns, networks read the most important
 MAX_REFIT_ROWS = 10_000  # larger fits gain little from validation rows
 MIN_CONVOLUTION_SIDE = 14  # pixels
+HEADER = "# Generated from the data by the rules of docs/your-data.md. Edit it as needed."
+CHECKSUM = "# `dubito fit --data` may replace this file while its checksum is "
 
 
 @dataclass(frozen=True)
@@ -223,8 +226,7 @@ def recipe_text(plan: Plan) -> str:
     content.setdefault("seed", plan.recipe.seed)
     tables = {key: value for key, value in content.items() if isinstance(value, dict)}
     reasons = plan.reasons
-    lines = ["# Generated from the data by the rules of docs/your-data.md. Edit it as needed."]
-    lines.append("")
+    lines = [HEADER, ""]
     values = {key: value for key, value in content.items() if key not in tables}
     lines += [_line(key, value, reasons.get(key)) for key, value in values.items()]
     for table, values in tables.items():
@@ -235,16 +237,25 @@ def recipe_text(plan: Plan) -> str:
 
 
 def write_recipe(plan: Plan, path: Path) -> Recipe:
-    text = recipe_text(plan)
+    """Write and reload a recipe. It may replace a generated recipe that was not edited."""
+    text = _add_checksum(recipe_text(plan))
     try:
-        if path.exists() and path.read_text(encoding="utf-8") != text:
-            expected = "a path without another recipe (`fit RECIPE` fits an existing recipe)"
+        if path.exists() and not _is_generated(path.read_text(encoding="utf-8")):
+            expected = "a path without your own recipe (`fit RECIPE` fits an existing recipe)"
             raise InvalidInput("--recipe-out", expected, str(path))
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         received = f"{path}: {error.strerror}"
         raise InvalidInput("--recipe-out", "a writable path", received) from None
     return load(path)
+
+
+def _add_checksum(text: str) -> str:
+    return f"{text}\n{CHECKSUM}{sha256(text.encode()).hexdigest()[:16]}\n"
+
+
+def _is_generated(text: str) -> bool:
+    return text == _add_checksum(text.rpartition(f"\n{CHECKSUM}")[0])
 
 
 def _line(key: str, value: Any, reason: str | None) -> str:

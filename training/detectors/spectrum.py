@@ -103,10 +103,10 @@ class Mahalanobis(nn.Module):
 
 
 class Fold(nn.Module):
-    """A sketch that shortens rows with more than `MAX_LENGTH` numbers.
+    """Count sketch: a random projection of rows with more than `MAX_LENGTH` numbers.
 
-    Numbers `MAX_LENGTH` apart are added with random signs, which preserves inner products on
-    average (Charikar, Chen and Farach-Colton 2002, "Finding frequent items in data streams").
+    It adds numbers `MAX_LENGTH` apart with random signs, which preserves inner products on average
+    (Charikar, Chen and Farach-Colton 2002, "Finding frequent items in data streams").
     """
 
     def __init__(self, signs: Float[Tensor, "F"]) -> None:

@@ -51,7 +51,7 @@ CHECKPOINT = "checkpoint.safetensors"
 INITIALISATION_ROWS = 1000
 MAX_UNCERTAINTY_ROWS = 500  # validation rows for the convergence report
 WRITE_INTERVAL_S = 1  # minimum between two writes of metrics.jsonl
-CHECKPOINT_INTERVAL_S = 20.0
+FIRST_CHECKPOINT_S, CHECKPOINT_INTERVAL_S = 2.0, 20.0
 
 Callback = Callable[[Metrics], object]  # called with the metrics of each epoch
 
@@ -176,7 +176,8 @@ class Run:
         return self.stopping.reason(self.progress)
 
     def fit(self, quiet: bool = False, callback: Callback | None = None) -> BayesianModel:
-        start_s = saved_s = time.monotonic()
+        start_s = time.monotonic()
+        due_s = start_s + min(FIRST_CHECKPOINT_S, CHECKPOINT_INTERVAL_S)  # next checkpoint
         previous_s = self.progress.seconds
         bar = Bar(self.steps, "step", quiet, initial=self.progress.step)
         order = None
@@ -202,10 +203,9 @@ class Run:
                         f"epoch {epoch + 1}/{self.epochs} loss {metrics['loss']:.4f} "
                         f"KL {metrics['kl']:.0f} {metric} {metrics[f'validation_{metric}']:.4g}"
                     )
-                is_due = time.monotonic() - saved_s > CHECKPOINT_INTERVAL_S
-                if is_due or self.progress.step == self.steps:
+                if time.monotonic() > due_s or self.progress.step == self.steps:
                     self._save()
-                    saved_s = time.monotonic()
+                    due_s = time.monotonic() + CHECKPOINT_INTERVAL_S
         if self.steps == 0:
             self._save()
         else:

@@ -56,6 +56,22 @@ def test_categories_match_in_every_unicode_form(known, sent):
     assert match_category(normalize(sent, " Zürich"), {category, "Bern"}) == category
 
 
+@pytest.mark.parametrize(
+    ("text", "categories", "expected"),
+    [
+        ("1", {"true", "false"}, "true"),
+        ("0.0", {"true", "false"}, "false"),
+        ("TRUE", {"0", "1"}, "1"),
+        ("1", {"true"}, "true"),
+        ("2", {"true", "false"}, "2"),
+        ("1", {"true", "false", "maybe"}, "1"),
+        ("true", {"0", "1", "2"}, "true"),
+    ],
+)
+def test_bits_match_booleans_if_all_categories_are_booleans(text, categories, expected):
+    assert match_category(text, categories) == expected
+
+
 def test_categories_that_differ_only_in_their_form_stay_apart_in_existing_versions():
     both = {normalize(form, "Zürich") for form in ("NFC", "NFD")}
     assert len(both) == 2

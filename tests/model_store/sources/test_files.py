@@ -327,7 +327,7 @@ def test_numbers_in_strings_and_an_index_of_pandas_in_parquet(tmp_path):
     part = next(open_rows(path, NAMED, "pool_file").parts())
     assert part == {
         "width": [1.5, -2.0, None, None],
-        "is sold": ["true", None, "0", "false"],
+        "is sold": ["true", None, "false", "false"],
         "city": ["Oslo"] * 4,
     }
     index = {"__index_level_0__": np.arange(10)}

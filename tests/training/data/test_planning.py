@@ -231,10 +231,12 @@ def test_a_plan_is_a_recipe_that_is_read_as_it_was_written(tmp_path, monkeypatch
     assert write_recipe(plan, tmp_path / "things.toml") == plan.recipe  # the same again
     other = planned(tmp_path, "price")
     assert other.recipe.likelihood.noise == "heteroscedastic"
-    refused(
-        lambda: write_recipe(other, tmp_path / "things.toml"),
-        "--recipe-out: expected a path without another",
-    )
+    path = tmp_path / "things.toml"
+    assert write_recipe(other, path) == other.recipe  # replaces an unedited recipe
+    edited = path.read_text().replace("seed = 0", "seed = 1")
+    path.write_text(edited)
+    refused(lambda: write_recipe(plan, path), "--recipe-out: expected a path without your own")
+    assert path.read_text() == edited
     for text in ("# kind is not numeric", "# 19 of 240 rows", "id: it numbers the rows"):
         assert text in recipe_text(plan)
 

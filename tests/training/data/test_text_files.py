@@ -41,7 +41,7 @@ def read(folder, content, **data):
 
 
 @pytest.mark.parametrize(
-    "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "cp1252"]
+    "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "cp1252"]
 )
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 def test_encodings_and_delimiters_are_recognised(tmp_path, encoding, delimiter):
