@@ -19,7 +19,7 @@ import hypothesis
 import numpy as np
 import pytest
 
-# how long an example takes depends on what else runs, and on the checks of `make check`
+# The time of an example depends on the machine's load and on the checks of `make check`.
 hypothesis.settings.register_profile(
     "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
@@ -27,19 +27,18 @@ hypothesis.settings.load_profile("untimed")
 
 pytest.register_assert_rewrite("tests.support")
 
-from tests.support.environment import run_training_here  # noqa: E402
-from tests.support.once import once_a_run  # noqa: E402
-from tests.support.serving import WITH_TRIALS, open_client, serving  # noqa: E402
+from tests.support.environment import run_training_in_process  # noqa: E402
+from tests.support.once import create_once  # noqa: E402
+from tests.support.serving import WITH_PREFLIGHTS, open_client, serving  # noqa: E402
 
-if (
-    "PYTEST_XDIST_WORKER" in os.environ
-):  # torch in several processes: their threads would wait for each other
+# With torch in several processes, threads would wait for each other.
+if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# a shell begins a command in the background with this signal ignored, and all its processes
+# A shell starts background commands with SIGINT ignored, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# clients of tests speak plain HTTP, but each reads all certificates, which takes 40 ms
+# Each client reads all certificates, which takes 40 ms, although tests use plain HTTP.
 ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 FITS = {"fits", "digits_store", "evaluated_store"}
@@ -65,7 +64,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("serves")
     items.sort(key=lambda item: item.path not in fitting)
     gc.collect()
-    gc.freeze()  # torch, and all tests: there is much, and it stays
+    gc.freeze()  # torch and the tests stay in memory
 
 
 @pytest.fixture(scope="session")
@@ -75,20 +74,20 @@ def fits() -> Iterator[None]:
     Garbage collection is off during exports, fits draw no plots and write no reports, and preflights
     share a process.
     """
-    from tests.support.preflights import KeptPreflight
+    from tests.support.preflights import SharedPreflight
     from training.export.exporter import export_program
 
     with pytest.MonkeyPatch.context() as changes:
-        changes.setattr("training.export.exporter.export_program", _uncollected(export_program))
+        changes.setattr("training.export.exporter.export_program", _without_gc(export_program))
         empty = SimpleNamespace(report={})
         changes.setattr("training.evaluation.evaluate.write_report", lambda *_: empty)
         changes.setattr("training.fitting.run.plot_run", lambda history, path, title: path.touch())
-        changes.setattr("training.publishing.draft.PreflightProcess", KeptPreflight)
+        changes.setattr("training.publishing.draft.PreflightProcess", SharedPreflight)
         yield
-        KeptPreflight.end()
+        SharedPreflight.end()
 
 
-def _uncollected(work: Callable[..., object]) -> Callable[..., object]:
+def _without_gc(work: Callable[..., object]) -> Callable[..., object]:
     """Disable garbage collection during a call."""
 
     @functools.wraps(work)
@@ -103,14 +102,14 @@ def _uncollected(work: Callable[..., object]) -> Callable[..., object]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _kept_graphs(pytestconfig: pytest.Config) -> None:
+def _cache_graphs(pytestconfig: pytest.Config) -> None:
     """Cache exported graphs between test runs."""
     assert pytestconfig.cache is not None
     os.environ["DUBITO_GRAPHS"] = str(pytestconfig.cache.mkdir("graphs"))
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_waits_for_the_disk() -> Iterator[None]:
+def _disable_fsync() -> Iterator[None]:
     """Disable `fsync` in this process."""
     with pytest.MonkeyPatch.context() as changes:
         changes.setattr(os, "fsync", lambda _: None)
@@ -133,13 +132,13 @@ def digits_store(
 
     def fit(root: Path) -> None:
         request.getfixturevalue("fits")
-        run_training_here(root, "fit", str(quick_recipe), "--quiet", "--device", "cpu")
+        run_training_in_process(root, "fit", str(quick_recipe), "--quiet", "--device", "cpu")
 
-    return once_a_run(tmp_path_factory, "fitted", fit) / "models"
+    return create_once(tmp_path_factory, "fitted", fit) / "models"
 
 
 @pytest.fixture
-def own_store(digits_store: Path, tmp_path: Path) -> object:
+def writable_store(digits_store: Path, tmp_path: Path) -> object:
     """A writable copy of `digits_store`."""
     from model_store.artifacts.store import ModelStore
 
@@ -158,9 +157,9 @@ def evaluated_store(
         shutil.copytree(digits_store, root / "models")
         np.savez(root / "odd.npz", x=np.tile(np.array([0, 16], dtype=np.float32), (20, 32)))
         options = ["--rows", "32", "--outliers", "odd=npz:odd.npz", "--quiet"]
-        run_training_here(root, "evaluate", "digits", *options)
+        run_training_in_process(root, "evaluate", "digits", *options)
 
-    return once_a_run(tmp_path_factory, "evaluated", evaluate) / "models"
+    return create_once(tmp_path_factory, "evaluated", evaluate) / "models"
 
 
 @pytest.fixture(scope="session")
@@ -169,7 +168,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory, digits_store: Path, fits: N
     from tests.support.kinds import publish_tables
 
     return (
-        once_a_run(tmp_path_factory, "tables", lambda root: publish_tables(root, digits_store))
+        create_once(tmp_path_factory, "tables", lambda root: publish_tables(root, digits_store))
         / "models"
     )
 
@@ -180,7 +179,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory, tables: Path) -> Path:
     from tests.support.kinds import publish_kinds
 
     return (
-        once_a_run(tmp_path_factory, "kinds", lambda root: publish_kinds(root, tables)) / "models"
+        create_once(tmp_path_factory, "kinds", lambda root: publish_kinds(root, tables)) / "models"
     )
 
 
@@ -195,7 +194,7 @@ def digits_rows() -> np.ndarray:
 @pytest.fixture(scope="session")
 def service_url(digits_store: Path) -> Iterator[str]:
     """The base URL of a service with `digits_store`."""
-    with serving(digits_store, **WITH_TRIALS) as (url, _):
+    with serving(digits_store, **WITH_PREFLIGHTS) as (url, _):
         yield url
 
 

@@ -14,32 +14,32 @@ FOLDERS = {
 PAGE = (ROOT / "ARCHITECTURE.md").read_text()
 
 
-def rooms(package):
+def find_folders(package):
     modules = [*(ROOT / package).rglob("*.py"), *(ROOT / package).rglob("index.html")]
     folders = {path.parent for path in modules} - {ROOT / package}
     return {f"{folder.relative_to(ROOT)}/" for folder in folders}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_room_is_on_the_page(package):
+def test_every_folder_is_on_page(package):
     on_page = set(re.findall(rf"^\| `({package}/[\w/]+/)` \| \S", PAGE, re.MULTILINE))
-    assert on_page == rooms(package)
+    assert on_page == find_folders(package)
 
 
-def test_every_file_and_folder_on_the_page_exists():
+def test_every_file_and_folder_on_page_exists():
     names = re.findall(r"`([\w./-]+/[\w./-]*|[\w-]+\.(?:py|md|yml))`", PAGE)
     assert len(names) > 30
     assert [path for path in names if not (ROOT / path).exists()] == []
 
 
-def test_every_test_on_the_page_exists():
+def test_every_test_on_page_exists():
     names = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)
     assert len(names) > 15
     for file, test in names:
         assert f"def {test}(" in (ROOT / file).read_text(), test
 
 
-def imported_modules(path):
+def find_imports(path):
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -63,41 +63,41 @@ def imported_modules(path):
         ("dubito", set()),
     ],
 )
-def test_packages_import_one_way(package, may_import):
-    of_others = set(FOLDERS) - {package} - may_import
+def test_packages_import_in_one_direction(package, may_import):
+    forbidden = set(FOLDERS) - {package} - may_import
     for path in FOLDERS[package].rglob("*.py"):
-        assert not {module.partition(".")[0] for module in imported_modules(path)} & of_others, path
+        assert not {module.partition(".")[0] for module in find_imports(path)} & forbidden, path
 
 
-def test_the_mathematics_know_neither_recipes_nor_the_store():
+def test_bayes_imports_neither_recipes_nor_store():
     for path in (ROOT / "training" / "bayes").rglob("*.py"):
-        for name in imported_modules(path):
+        for name in find_imports(path):
             assert not name.startswith("model_store.artifacts"), path
             if name.startswith("training."):
                 assert name.startswith(("training.bayes", "training.seeds")), path
 
 
-def get_room(module):
-    """The first two names of a module."""
+def get_subpackage(module):
+    """Return the first two parts of a module's name."""
     return ".".join(module.split(".")[:2])
 
 
-def imports_between_rooms(package):
+def map_subpackage_imports(package):
     graph = {}
     for path in FOLDERS[package].rglob("*.py"):
         names = path.relative_to(FOLDERS[package].parent).with_suffix("").parts
-        room = get_room(".".join(names).removesuffix(".__init__"))
-        expected = {
-            get_room(module)
-            for module in imported_modules(path)
+        subpackage = get_subpackage(".".join(names).removesuffix(".__init__"))
+        imports = {
+            get_subpackage(module)
+            for module in find_imports(path)
             if module.startswith(f"{package}.")
         }
-        graph.setdefault(room, set()).update(expected - {room})
+        graph.setdefault(subpackage, set()).update(imports - {subpackage})
     return graph
 
 
-def imports_between_modules(package):
-    """For each module of a package the others that it imports, for the type checker alone aside."""
+def map_module_imports(package):
+    """Map each module to its imports within the package, except imports for type checking."""
     root = FOLDERS[package]
     modules = {
         ".".join(path.relative_to(root.parent).with_suffix("").parts).removesuffix(
@@ -106,22 +106,22 @@ def imports_between_modules(package):
         for path in root.rglob("*.py")
     }
     return {
-        module: {name for name in imported_modules(path) if name in modules} - {module}
+        module: {name for name in find_imports(path) if name in modules} - {module}
         for module, path in modules.items()
     }
 
 
 @pytest.mark.parametrize("package", ["model_store", "dubito"])
-def test_imports_between_rooms_form_no_circle(package):
-    assert_no_circle(imports_between_rooms(package))
+def test_imports_between_subpackages_have_no_cycle(package):
+    assert_no_cycle(map_subpackage_imports(package))
 
 
 @pytest.mark.parametrize("package", ["integrations", "service", "training", "experiments"])
-def test_imports_between_modules_form_no_circle(package):
-    assert_no_circle(imports_between_modules(package))
+def test_imports_between_modules_have_no_cycle(package):
+    assert_no_cycle(map_module_imports(package))
 
 
-def assert_no_circle(graph):
+def assert_no_cycle(graph):
     assert sum(map(len, graph.values())) > 10
     try:
         TopologicalSorter(graph).prepare()

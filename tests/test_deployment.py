@@ -51,10 +51,10 @@ def test_only_training_can_write_models():
     assert not any("models" in volume for volume in SERVICES["label-studio"]["volumes"])
     for name in ("training", "learn"):
         assert SERVICES[name]["network_mode"] == "none"
-    assert "--no-promote" in SERVICES["learn"]["command"][-1], "a person approves candidates"
+    assert "--no-promote" in SERVICES["learn"]["command"][-1], "a person must approve candidates"
 
 
-def test_secrets_come_from_the_environment_or_files():
+def test_secrets_come_from_environment_or_files():
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         assert SERVICES["bucket"]["environment"][name].startswith(f"${{{name}:?")
     grafana = SERVICES["grafana"]["environment"]
@@ -63,7 +63,7 @@ def test_secrets_come_from_the_environment_or_files():
     assert "/secrets/" in (ROOT / ".gitignore").read_text().splitlines()
 
 
-def test_containers_are_killed_only_after_the_drain():
+def test_containers_are_killed_only_after_drain():
     grace = re.fullmatch(r"(\d+)s", SERVICES["service"]["stop_grace_period"])
     notice = Settings.model_fields["shutdown_grace_s"].default
     assert (
@@ -72,7 +72,7 @@ def test_containers_are_killed_only_after_the_drain():
     )
 
 
-def test_every_setting_reaches_the_service():
+def test_every_setting_reaches_service():
     environment = SERVICES["service"]["environment"]
     in_image = {*re.findall(r"(DUBITO_\w+)=", IMAGES["service"])}
     settings = {f"DUBITO_{name.upper()}" for name in Settings.model_fields}
@@ -81,36 +81,38 @@ def test_every_setting_reaches_the_service():
 
 
 @pytest.mark.parametrize("name", BUILT)
-def test_every_image_runs_as_a_user_without_rights_that_owns_its_volumes(name):
+def test_every_image_runs_as_unprivileged_user_that_owns_its_volumes(name):
     assert re.findall(r"^USER (.*)$", IMAGES[name], re.M) == ["10001:10001"]
     owned = re.search(r"--group dubito (.*)$", IMAGES[name], re.M)[1].split()
     assert {volume.split(":")[1] for volume in SERVICES[name]["volumes"]} <= {*owned}
 
 
 @pytest.mark.parametrize("name", BUILT)
-def test_images_copy_only_what_the_build_context_holds(name):
+def test_images_copy_only_files_in_build_context(name):
     rules = (ROOT / ".dockerignore").read_text().splitlines()
     allowed = {rule[1:] for rule in rules if rule.startswith("!")}
     assert "*" in rules
-    assert _copied(IMAGES[name]) <= allowed
+    assert _get_copied_paths(IMAGES[name]) <= allowed
     assert not {".venv", ".git", "models", "runs", "data", ".env", "build"} & allowed
 
 
-def test_the_service_image_holds_no_training():
-    assert "training" not in _copied(IMAGES["service"])
+def test_service_image_contains_no_training():
+    assert "training" not in _get_copied_paths(IMAGES["service"])
     for runtime in ("cpu", "gpu"):
         assert not TRAINING_ONLY & export_lock("service", runtime).keys()
 
 
 @pytest.mark.parametrize("name", BUILT)
-def test_every_installation_is_by_hash(name):
+def test_every_installation_checks_hashes(name):
     installs = re.findall(r"\bpip3?\b.* install\b.*", IMAGES[name])
-    assert all("--no-deps --no-build-isolation" in install for install in installs)  # ours alone
+    assert all(
+        "--no-deps --no-build-isolation" in install for install in installs
+    )  # our package only
     for command in re.findall(r"\bpip .*(?:install|sync) .*", INSTALL):
         assert "--require-hashes" in command
 
 
-def test_uv_uses_the_indexes_of_pip(tmp_path):
+def test_uv_uses_pip_indexes(tmp_path):
     (tmp_path / "uv").write_text(f"#!/bin/sh\nenv > {tmp_path}/variables\n")
     (tmp_path / "uv").chmod(0o755)
     index, extra, wheels = "https://example.org/simple", "https://example.org/more", "/wheels"
@@ -131,7 +133,7 @@ def test_actions_are_pinned_by_commit():
     assert actions and all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action) for action in actions)
 
 
-def test_the_lock_fits_the_project():
+def test_lock_matches_project():
     lock = tomllib.loads((ROOT / "uv.lock").read_text())
     (project,) = (package for package in lock["package"] if package["name"] == "dubito")
     locked = {
@@ -154,14 +156,14 @@ def _specifier(requirement):
 
 
 @pytest.mark.parametrize(("purpose", "runtime"), PURPOSES)
-def test_every_purpose_has_its_runtime_and_no_package_that_downloads(purpose, runtime):
+def test_every_purpose_has_one_runtime_and_no_download_packages(purpose, runtime):
     locked = export_lock(purpose, runtime)
     runtimes = {"onnxruntime", "onnxruntime-gpu"} & locked.keys()
     assert runtimes == {"onnxruntime" if runtime == "cpu" else "onnxruntime-gpu"}
     assert "tokenizers" in locked and not {"huggingface-hub", "hf-xet"} & locked.keys()
 
 
-def test_both_builds_of_torch_have_one_version():
+def test_torch_builds_have_same_version():
     cpu = (ROOT / "docker" / "torch-cpu.txt").read_text()
     version = export_lock("training", "cpu")["torch"]
     assert re.findall(r"^torch==(\S+)", cpu, re.M) == [f"{version}+cpu"]
@@ -188,6 +190,6 @@ def export_lock(purpose, runtime):
     return {name: version for name, version, _ in packages}
 
 
-def _copied(dockerfile):
+def _get_copied_paths(dockerfile):
     lines = re.findall(r"^COPY (?!--from)(.*)$", dockerfile.rpartition("\nFROM ")[2], re.M)
     return {source for line in lines for source in line.split()[:-1]}

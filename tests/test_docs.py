@@ -24,18 +24,18 @@ GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def get_text(path):
-    """A page without its blocks of code."""
+    """Return a page without its code blocks."""
     return re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
 
 
-def anchors(path):
-    """The anchors of a page's headings, made as code hosts make them."""
+def find_anchors(path):
+    """Return the anchors of a page's headings, in the format of code hosts."""
     headings = re.findall(r"^#+ (.+)$", get_text(path), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_somewhere(page):
+def test_every_link_has_target(page):
     for link in LINK.findall(get_text(page)):
         if "://" in link:
             continue
@@ -43,31 +43,30 @@ def test_every_link_leads_somewhere(page):
         target = (page.parent / file).resolve() if file else page
         assert target.exists(), link
         if anchor:
-            assert anchor in anchors(target), link
+            assert anchor in find_anchors(target), link
 
 
-def test_the_home_page_lists_every_guide():
-    links = {link.partition("#")[0] for link in LINK.findall(guide("index"))}
+def test_home_page_lists_every_guide():
+    links = {link.partition("#")[0] for link in LINK.findall(read_guide("index"))}
     assert {page.name for page in GUIDES[1:]} - links == {"index.md"}
 
 
-def test_every_guide_is_in_the_site_s_navigation():
+def test_every_guide_is_in_site_navigation():
     text = (ROOT / "mkdocs.yml").read_text()
     assert [page.name for page in GUIDES[1:] if f"- {page.name}" not in text] == []
 
 
-def test_every_make_target_is_in_the_contributing_guide():
+def test_every_make_target_is_in_contributing_guide():
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     text = (ROOT / "CONTRIBUTING.md").read_text()
     assert [name for name in targets if f"`make {name}`" not in text] == []
 
 
-def guide(name):
-    """The text of a guide."""
+def read_guide(name):
     return (ROOT / "docs" / f"{name}.md").read_text()
 
 
-def keys(section, prefix=""):
+def list_keys(section, prefix=""):
     for name, field in section.model_fields.items():
         kinds = [
             kind
@@ -76,15 +75,15 @@ def keys(section, prefix=""):
         ]
         inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
         if inner:
-            yield from keys(inner[0], f"{prefix}{name}.")
+            yield from list_keys(inner[0], f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}"
 
 
-def test_every_key_of_a_recipe_is_in_the_guide():
-    pages = guide("recipes") + guide("networks")
+def test_every_recipe_key_is_documented():
+    pages = read_guide("recipes") + read_guide("networks")
     rows = "\n".join(line for line in pages.splitlines() if line.startswith("| `"))
-    expected = [key for key in keys(Recipe) if not key.startswith("network.")]
+    expected = [key for key in list_keys(Recipe) if not key.startswith("network.")]
     assert len(expected) > 30
     missing = [
         key
@@ -95,79 +94,79 @@ def test_every_key_of_a_recipe_is_in_the_guide():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_and_its_keys_are_in_the_guide(method):
+def test_every_method_and_its_keys_are_in_guide(method):
     rows = [
         line
-        for line in guide("methods").splitlines()
+        for line in read_guide("methods").splitlines()
         if line.startswith("| ") and f"`{method}`" in line.split(" | ")[0]
     ]
     assert len(rows) == 1
     for key in METHODS[method].model_fields:
-        assert f"`{key}`" in guide("methods"), key
-    assert list((ROOT / "recipes").glob(f"*-{method}.toml")), "there is an example recipe"
+        assert f"`{key}`" in read_guide("methods"), key
+    assert list((ROOT / "recipes").glob(f"*-{method}.toml")), "expected an example recipe"
 
 
-def test_every_detector_is_in_the_guide():
-    table = guide("detectors").partition("\n## ")[0]
+def test_every_detector_is_documented():
+    table = read_guide("detectors").partition("\n## ")[0]
     assert [name for name in DETECTOR_NAMES if f"`{name}`" not in table] == []
     assert set(DENSITY_NAMES) < set(DETECTOR_NAMES)
 
 
-def test_every_data_source_is_in_the_guide_and_in_the_error_for_unknown_ones():
-    table = guide("data").partition("## Data sources")[2].partition("\n## ")[0]
+def test_every_data_source_is_documented():
+    table = read_guide("data").partition("## Data sources")[2].partition("\n## ")[0]
     for kind in KINDS:
         assert f"`{kind}:" in table
         assert f"`{kind}:" in EXPECTED
 
 
-def test_every_metric_of_a_gate_is_in_the_guide():
-    table = guide("training").partition("## Gate")[2].partition("\n## ")[0]
+def test_every_gate_metric_is_in_guide():
+    table = read_guide("training").partition("## Gate")[2].partition("\n## ")[0]
     assert [name for name in BETTER if f"`{name}`" not in table] == []
 
 
-def test_every_acquisition_is_in_the_reference():
-    reference = guide("api").partition("## POST /acquire")[2].partition("\n## ")[0]
+def test_every_acquisition_is_documented():
+    reference = read_guide("api").partition("## POST /acquire")[2].partition("\n## ")[0]
     expected = {name for names in ACQUISITIONS.values() for name in names}
     assert {name for name in expected if f"`{name}`" not in reference} == set()
 
 
-def parse_options(schema, prefix=""):
+def list_fields(schema, prefix=""):
     for name, field in schema.model_fields.items():
         kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
         inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
         if not inner:
             yield f"{prefix}{name}"
         for kind in inner:
-            yield from parse_options(kind, f"{prefix}{name}.")
+            yield from list_fields(kind, f"{prefix}{name}.")
 
 
-def test_every_field_of_the_manifest_is_in_the_format():
+def test_every_manifest_field_is_documented():
     content = (ROOT / "model_store" / "README.md").read_text()
     expected = {
         field
-        for field in parse_options(Manifest)
+        for field in list_fields(Manifest)
         if not field.startswith(("input.image.", "abstention.", "files."))
     }
     assert len(expected) > 30
     assert {field for field in expected if f"`{field}`" not in content} == set()
 
 
-def test_every_field_of_requests_and_answers_is_in_the_reference():
-    reference = guide("api") + guide("problems")
+def test_every_request_and_response_field_is_in_reference():
+    reference = read_guide("api") + read_guide("problems")
     schemas = create_app(Settings()).openapi()["components"]["schemas"]
-    # the manifest has its own format, and Label Studio its protocol
+    # The manifest and Label Studio's protocol are documented elsewhere.
     ends = ("Answer", "Request", "Row", "Label", "Entry", "Deletion", "Problem")
-    ours = [
+    documented = [
         schema
         for name, schema in schemas.items()
         if name.endswith(ends) and not name.startswith("Studio")
     ]
-    fields = {name for schema in ours for name in schema.get("properties", {})}
+    fields = {name for schema in documented for name in schema.get("properties", {})}
     assert len(fields) > 30
     assert {name for name in fields if not re.search(rf"[`.\"]{name}[`\"]", reference)} == set()
 
 
-def test_the_tables_of_fields_are_as_the_fields_are_declared():
+def test_field_tables_match_declared_fields():
     text = REFERENCE.read_text()
     assert with_tables(text) == text, "python -m docs.reference"
     assert all(f"<!-- fields: {name} -->" in text for name in TABLES)

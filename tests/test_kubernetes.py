@@ -39,7 +39,7 @@ IMAGE = (ROOT / "docker" / "service.Dockerfile").read_text()
 UNITS = {"": 1, "m": 1e-3, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
 
-def quantity(text):
+def parse_quantity(text):
     number, unit = re.fullmatch(r"([\d.]+)(\w*)", str(text)).groups()
     return float(number) * UNITS[unit]
 
@@ -49,7 +49,7 @@ def get_container(pod):
     return container
 
 
-def settings(name):
+def get_settings(name):
     container = get_container(PODS[name])
     limits = container["resources"]["limits"]
     variables = dict(re.findall(r"(DUBITO_\w+)=(\S+)", IMAGE))
@@ -57,9 +57,11 @@ def settings(name):
     for variable in container["env"]:
         source = variable.get("valueFrom", {}).get("resourceFieldRef", {}).get("resource", "")
         variables[variable["name"]] = variable.get("value", limits.get(source[7:]))
-    ours = {key: value for key, value in variables.items() if key.startswith("DUBITO_")}
-    assert {*ours} <= {f"DUBITO_{field.upper()}" for field in Settings.model_fields}
-    return Settings(**{key.removeprefix("DUBITO_").lower(): value for key, value in ours.items()})
+    options = {key: value for key, value in variables.items() if key.startswith("DUBITO_")}
+    assert {*options} <= {f"DUBITO_{field.upper()}" for field in Settings.model_fields}
+    return Settings(
+        **{key.removeprefix("DUBITO_").lower(): value for key, value in options.items()}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +71,7 @@ def app(tmp_path_factory):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_resource_fits_the_schema_of_kubernetes(version):
+def test_every_resource_matches_kubernetes_schema(version):
     for resource in RESOURCES.values():
         kubernetes_validate.validate(resource, version, strict=True)
     for template in PODS.values():
@@ -86,17 +88,17 @@ def test_every_pod_is_confined(name):
     assert pod["securityContext"]["runAsNonRoot"]
     uid, gid = (pod["securityContext"][key] for key in ("runAsUser", "runAsGroup"))
     assert f"USER {uid}:{gid}\n" in IMAGE
-    confined = container["securityContext"]
-    assert confined["allowPrivilegeEscalation"] is False
-    assert confined["readOnlyRootFilesystem"] is True
-    assert confined["capabilities"] == {"drop": ["ALL"]}
+    security = container["securityContext"]
+    assert security["allowPrivilegeEscalation"] is False
+    assert security["readOnlyRootFilesystem"] is True
+    assert security["capabilities"] == {"drop": ["ALL"]}
     assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
     assert not any("hostPath" in volume for volume in pod["volumes"])
     # A Service named `dubito` would set DUBITO_PORT=tcp://..., and the service would not start.
     assert pod["enableServiceLinks"] is False
 
 
-def test_no_manifest_holds_a_secret():
+def test_no_manifest_contains_secrets():
     assert not any(kind == "Secret" for kind, _ in RESOURCES)
     names = [name for name in SHARED if not name.endswith("_FILE")]
     names += [v["name"] for pod in PODS.values() for v in get_container(pod).get("env", [])]
@@ -104,13 +106,13 @@ def test_no_manifest_holds_a_secret():
 
 
 @pytest.mark.parametrize("name", [*SERVICE, "kserve"])
-def test_a_pod_has_valid_settings_and_room_for_them(name, app):
-    values, pod, container = settings(name), PODS[name]["spec"], get_container(PODS[name])
+def test_pod_settings_are_valid_and_fit_its_resources(name, app):
+    values, pod, container = get_settings(name), PODS[name]["spec"], get_container(PODS[name])
     limits = container["resources"]["limits"]
     shutdown_s = values.shutdown_grace_s + values.shutdown_timeout_s
     assert pod["terminationGracePeriodSeconds"] > shutdown_s
     assert values.port == container["ports"][0]["containerPort"]
-    assert values.max_model_bytes < quantity(limits["memory"])
+    assert values.max_model_bytes < parse_quantity(limits["memory"])
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert str(values.state) in mounts or name == "replica"
     paths = {route.path for route in [*app.state.routes, *open_inference.router.routes]}
@@ -118,17 +120,17 @@ def test_a_pod_has_valid_settings_and_room_for_them(name, app):
         assert container[probe]["httpGet"]["path"] in paths
     if name in SERVICE:
         volumes = {volume["name"]: volume for volume in pod["volumes"]}
-        assert values.cache_bytes < quantity(volumes["cache"]["emptyDir"]["sizeLimit"])
+        assert values.cache_bytes < parse_quantity(volumes["cache"]["emptyDir"]["sizeLimit"])
         readiness = container["readinessProbe"]
-        noticed_s = readiness["periodSeconds"] * readiness["failureThreshold"]
+        detection_s = readiness["periodSeconds"] * readiness["failureThreshold"]
         assert (
-            noticed_s < values.shutdown_grace_s
-        )  # the balancer stops sending before the pod stops
+            detection_s < values.shutdown_grace_s
+        )  # The balancer stops sending before the pod stops.
 
 
-def test_only_the_pod_with_state_has_a_place_for_jobs_and_labels():
-    assert settings("replica").state is None
-    assert settings("state").state is not None
+def test_only_state_pod_stores_jobs_and_labels():
+    assert get_settings("replica").state is None
+    assert get_settings("state").state is not None
     assert RESOURCES["StatefulSet", "dubito-state"]["spec"]["replicas"] == 1
 
 
@@ -136,10 +138,10 @@ def test_only_the_pod_with_state_has_a_place_for_jobs_and_labels():
 def test_requests_do_not_exceed_limits(name):
     resources = get_container(PODS[name])["resources"]
     for kind, amount in resources["requests"].items():
-        assert quantity(amount) <= quantity(resources["limits"][kind])
+        assert parse_quantity(amount) <= parse_quantity(resources["limits"][kind])
 
 
-def test_selectors_match_the_pods():
+def test_selectors_match_pods():
     for kind, name, pod in (
         ("Deployment", "dubito", "replica"),
         ("StatefulSet", "dubito-state", "state"),
@@ -154,15 +156,15 @@ def test_selectors_match_the_pods():
         assert policy.items() <= pod["metadata"]["labels"].items()
 
 
-def test_the_autoscaler_uses_a_metric_that_exists_at_a_length_that_a_queue_reaches(app):
+def test_autoscaler_metric_exists_and_target_is_reachable(app):
     autoscaler = RESOURCES["HorizontalPodAutoscaler", "dubito"]["spec"]
     (metric,) = [metric["pods"] for metric in autoscaler["metrics"]]
     name = metric["metric"]["name"]
     assert f"\n# TYPE {name} gauge\n" in app.state.context.metrics_page().decode()
     (rule,) = ADAPTER["rules"]["custom"]
     assert rule["seriesQuery"].startswith(f"{name}{{")
-    # Under lasting overload up to OVERLOAD_ROW_DRAWS wait; a longer target is never reached.
-    assert quantity(metric["target"]["averageValue"]) <= limits.OVERLOAD_ROW_DRAWS / 4
+    # Up to OVERLOAD_ROW_DRAWS wait under overload, so a larger target is never reached.
+    assert parse_quantity(metric["target"]["averageValue"]) <= limits.OVERLOAD_ROW_DRAWS / 4
 
 
 def find_backend(path):
@@ -175,19 +177,19 @@ def find_backend(path):
     return backends[max(prefixes, key=len)]
 
 
-def test_routes_of_jobs_and_labels_lead_to_the_pod_with_state(app):
-    rooms = {"acquire", "admin", "jobs", "label_studio", "labels"}
+def test_job_and_label_routes_lead_to_state_pod(app):
+    packages = {"acquire", "admin", "jobs", "label_studio", "labels"}
     for route in app.state.routes:
-        if rooms & {*route.endpoint.__module__.split(".")}:
+        if packages & {*route.endpoint.__module__.split(".")}:
             for path in (route.path, f"/v1{route.path}"):
                 assert find_backend(path) == "dubito-state", path
     for path in ("/", "/predict", "/invocations", "/v2/models/{name}/infer", "/health/ready"):
         assert find_backend(path) == "dubito", path
 
 
-def test_the_ingress_accepts_all_bodies_and_deadlines_of_the_service():
+def test_ingress_accepts_maximum_body_and_deadline():
     annotations = INGRESS["metadata"]["annotations"]
     size = annotations["nginx.ingress.kubernetes.io/proxy-body-size"]
-    assert quantity(size.replace("m", "Mi")) > settings("replica").max_body_bytes
+    assert parse_quantity(size.replace("m", "Mi")) > get_settings("replica").max_body_bytes
     timeout_s = annotations["nginx.ingress.kubernetes.io/proxy-read-timeout"]
-    assert float(timeout_s) > settings("replica").deadline_s
+    assert float(timeout_s) > get_settings("replica").deadline_s

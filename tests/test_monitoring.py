@@ -30,21 +30,21 @@ GUIDE = (ROOT / "docs" / "monitoring.md").read_text()
 
 
 def collect_expressions():
-    places = {rule.get("record") or rule["alert"]: rule["expr"] for rule in RULES}
+    expressions = {rule.get("record") or rule["alert"]: rule["expr"] for rule in RULES}
     for panel in PANELS:
-        places |= {f"{panel['title']} {t['refId']}": t["expr"] for t in panel["targets"]}
+        expressions |= {f"{panel['title']} {t['refId']}": t["expr"] for t in panel["targets"]}
     for name, variable in VARIABLES.items():
         if variable["type"] == "query":
-            places[f"variable {name}"] = variable["query"]["query"]
+            expressions[f"variable {name}"] = variable["query"]["query"]
     for annotation in DASHBOARD["annotations"]["list"]:
         if "expr" in annotation:
-            places[f"annotation {annotation['name']}"] = annotation["expr"]
-    return places
+            expressions[f"annotation {annotation['name']}"] = annotation["expr"]
+    return expressions
 
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory):
-    """The names of all samples that the service exports."""
+    """Return the names of all samples that the service exports."""
     app = create_app(
         Settings(store=tmp_path_factory.mktemp("store"), state=tmp_path_factory.mktemp("state"))
     )
@@ -54,7 +54,7 @@ def samples(tmp_path_factory):
     return {name + ending for name, kind in kinds for ending in endings.get(kind, ("",))}
 
 
-def test_every_metric_in_an_expression_exists(samples):
+def test_every_metric_in_expressions_exists(samples):
     for place, expression in collect_expressions().items():
         names = set(NAME.findall(expression))
         assert names or any(name in expression for name in OTHER_NAMES), place
@@ -62,21 +62,21 @@ def test_every_metric_in_an_expression_exists(samples):
         assert {name for name in names if ":" in name} <= RECORDS.keys(), place
 
 
-def test_bucket_bounds_in_expressions_are_the_histograms_bounds(samples):
+def test_bucket_bounds_in_expressions_match_histograms(samples):
     ends = {"dubito_request_seconds_bucket": SECONDS, "dubito_flag_p_value_bucket": EDGES.tolist()}
-    request = [
+    bounds = [
         (name, float(end))
         for expression in collect_expressions().values()
-        for name, of_le in re.findall(r'(\w+_bucket)\{[^}]*\ble=~?"([^"]+)"', expression)
-        for end in of_le.split("|")
+        for name, values in re.findall(r'(\w+_bucket)\{[^}]*\ble=~?"([^"]+)"', expression)
+        for end in values.split("|")
     ]
-    assert {name for name, _ in request} == ends.keys()
-    assert all(end in ends[name] for name, end in request)
+    assert {name for name, _ in bounds} == ends.keys()
+    assert all(end in ends[name] for name, end in bounds)
     assert f'le="{FLAG_RATE_FPR}"' in RECORDS["dubito:flag_rate:1h"]
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_every_alert_is_described_in_the_guide_and_tested(name):
+def test_every_alert_is_documented_and_tested(name):
     alert = ALERTS[name]
     assert alert["labels"]["severity"] in {"critical", "warning"}
     assert alert["annotations"].keys() == {"summary", "description", "runbook_url"}
@@ -87,13 +87,13 @@ def test_every_alert_is_described_in_the_guide_and_tested(name):
     assert name in (FOLDER / "prometheus" / "rules_test.yml").read_text()
 
 
-def test_the_guide_lists_exactly_the_alerts():
+def test_guide_lists_exactly_the_alerts():
     assert re.findall(r"^\| `(Dubito\w+)` \|", GUIDE, re.M) == list(ALERTS)
 
 
 @pytest.mark.parametrize("calibration", [19, 59, 199, 999, 9999])
 @pytest.mark.parametrize("rows", [100, 500, 5000])
-def test_a_flag_rate_rarely_leaves_its_band_without_drift(calibration, rows):
+def test_flag_rate_rarely_leaves_band_without_drift(calibration, rows):
     gaps = calibration + 1
     reference = {
         "dubito:watched_rows:increase1h": rows,
@@ -116,15 +116,15 @@ def test_a_flag_rate_rarely_leaves_its_band_without_drift(calibration, rows):
     assert flags.mean() < rows * reference["dubito:flag_rate:upper1h"] < rows
 
 
-def get_value(expression, known):
-    """Evaluate a rule's expression, given the values of the records in it."""
-    text = re.sub(r"dubito:[\w:]+", lambda name: repr(float(known[name[0]])), expression)
+def get_value(expression, values):
+    """Evaluate a rule's expression with the given record values."""
+    text = re.sub(r"dubito:[\w:]+", lambda name: repr(float(values[name[0]])), expression)
     text = re.sub(r"\(([\d.]+) > 0\)", r"\1", text)
     assert re.fullmatch(r"(?:sqrt|[\d.\s()+*/-])+", text), text
     return eval(f"({text})", {"__builtins__": {}, "sqrt": math.sqrt})
 
 
-def test_the_dashboard_shows_the_drift_alarm_s_threshold():
+def test_dashboard_shows_drift_alarm_threshold():
     (panel,) = [panel for panel in PANELS if panel["title"] == "Drift: evidence"]
     assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"][-1]["value"] == pytest.approx(
         ALARM_EVIDENCE, abs=1e-3

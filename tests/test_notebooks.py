@@ -8,12 +8,12 @@ FOLDER = ROOT / "examples" / "notebooks"
 NAMES = ("network", "pool", "table")
 
 
-def test_there_are_three():
+def test_folder_contains_expected_notebooks():
     assert sorted(path.stem for path in FOLDER.glob("*.ipynb")) == [*NAMES]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_shows_what_it_said(name):
+def test_notebook_is_small_and_contains_outputs_of_one_run(name):
     path = FOLDER / f"{name}.ipynb"
     assert path.stat().st_size < 150_000
     cells = json.loads(path.read_text())["cells"]

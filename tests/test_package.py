@@ -1,4 +1,4 @@
-"""The version, and the wheel installed into new environments."""
+"""Test the version, and the wheel in new environments."""
 
 import csv
 import os
@@ -13,7 +13,7 @@ import pytest
 from model_store.version import _parse
 from tests.support.environment import ROOT
 from tests.support.ports import free_port
-from tests.support.serving import answers, wait_until
+from tests.support.serving import is_responding, wait_until
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from tests.support.serving import answers, wait_until
         ("1a2b3c4d\n", "0.1.0.dev0+g1a2b3c4d"),
     ],
 )
-def test_the_version_follows_tags(description, version):
+def test_version_follows_git_tags(description, version):
     assert _parse(description) == version
 
 
@@ -35,13 +35,13 @@ def wheel(tmp_path_factory):
     subprocess.run(["git", "clone", "--quiet", "--depth=1", f"file://{ROOT}", source], check=True)
     subprocess.run(["git", "tag", "v0.1.0"], cwd=source, check=True)
     build = [sys.executable, "-m", "uv", "build", "--quiet", "--no-build-isolation", source]
-    subprocess.run([*build, "--out-dir", folder], check=True)  # the wheel, from the sdist
+    subprocess.run([*build, "--out-dir", folder], check=True)  # builds the wheel from the sdist
     return folder / "dubito-0.1.0-py3-none-any.whl"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["3.11", "3.13"])
-def test_the_wheel_fits_and_serves_without_the_checkout(wheel, tmp_path, version):
+def test_wheel_fits_and_serves_without_checkout(wheel, tmp_path, version):
     python = shutil.which(f"python{version}")
     if python is None or subprocess.run([python, "--version"], capture_output=True).returncode:
         pytest.skip(f"Python {version} is not installed")
@@ -50,10 +50,10 @@ def test_the_wheel_fits_and_serves_without_the_checkout(wheel, tmp_path, version
     environment |= {name: os.environ[name] for name in os.environ if name.startswith("PIP_")}
 
     def run(*command):
-        done = subprocess.run(
+        completed = subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True
         )
-        return done.returncode, done.stdout + done.stderr
+        return completed.returncode, completed.stdout + completed.stderr
 
     subprocess.run([python, "-m", "venv", tmp_path / "venv"], check=True)
     binaries = tmp_path / "venv" / "bin"
@@ -78,11 +78,11 @@ def test_the_wheel_fits_and_serves_without_the_checkout(wheel, tmp_path, version
     service = subprocess.Popen([dubito, "serve"], cwd=tmp_path, env=environment)
     try:
         url = f"http://127.0.0.1:{port}"
-        wait_until(lambda: service.poll() is not None or answers(f"{url}/health/ready"))
+        wait_until(lambda: service.poll() is not None or is_responding(f"{url}/health/ready"))
         assert httpx.get(f"{url}/version").text == "0.1.0"
         assert "<html" in httpx.get(url).text
-        answer = httpx.post(f"{url}/predict", json={"inputs": [{"a": 2.0, "b": 0.0}]}).json()
-        assert answer["predictions"][0]["label"] == "yes"
+        response = httpx.post(f"{url}/predict", json={"inputs": [{"a": 2.0, "b": 0.0}]}).json()
+        assert response["predictions"][0]["label"] == "yes"
     finally:
         service.terminate()
         service.wait(timeout=30)

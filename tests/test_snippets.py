@@ -28,8 +28,8 @@ MODULES = {
     "model_store": "model_store.__main__",
     "dubito": "dubito.command",
 }
-OURS = ("dubito", "integrations", "model_store", "service", "training")
-OF_OTHERS = {"kserve", "mlflow", "mlserver", "tritonclient"}  # the reader has them
+OUR_PACKAGES = ("dubito", "integrations", "model_store", "service", "training")
+READER_PACKAGES = {"kserve", "mlflow", "mlserver", "tritonclient"}  # installed by the reader
 RECIPE = {
     "name": "guide",
     "method": "mle",
@@ -45,11 +45,11 @@ RECIPE = {
 
 
 class Parsed(Exception):
-    """A command has parsed its arguments."""
+    """A command parsed its arguments without errors."""
 
 
-def blocks(*languages):
-    """Return the pages' blocks of code in these languages, each as a test's parameter."""
+def find_blocks(*languages):
+    """Return the pages' code blocks in these languages as test parameters."""
     return [
         pytest.param(block[2], id=f"{page.relative_to(ROOT)}-{number}")
         for page in PAGES
@@ -58,7 +58,7 @@ def blocks(*languages):
     ]
 
 
-def commands(block):
+def find_commands(block):
     lines = iter(block.splitlines())
     for line in lines:
         if not line.startswith("$ "):
@@ -82,7 +82,7 @@ def get_words(command):
         return []
 
 
-@pytest.mark.parametrize("block", blocks("toml"))
+@pytest.mark.parametrize("block", find_blocks("toml"))
 def test_recipes_are_valid(block):
     content = tomllib.loads(block)
     if "keys" in content:
@@ -100,41 +100,41 @@ def test_recipes_are_valid(block):
     assert validate(full, "guide").name == full["name"]
 
 
-@pytest.mark.parametrize("block", blocks("json"))
+@pytest.mark.parametrize("block", find_blocks("json"))
 def test_json_parses(block):
     json.loads(block)
 
 
-@pytest.mark.parametrize("block", blocks("python"))
-def test_python_compiles_and_its_imports_are_there(block):
+@pytest.mark.parametrize("block", find_blocks("python"))
+def test_python_compiles_and_its_imports_exist(block):
     tree = ast.parse(block)
     compile(tree, "block", "exec")
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            expected = [(name.name, None) for name in node.names]
+            imports = [(name.name, None) for name in node.names]
         elif isinstance(node, ast.ImportFrom):
-            expected = [(node.module, name.name) for name in node.names]
+            imports = [(node.module, name.name) for name in node.names]
         else:
             continue
-        for module, name in expected:
+        for module, name in imports:
             package = module.partition(".")[0]
-            if package in OURS:
-                actual = importlib.import_module(module)
-                assert name is None or hasattr(actual, name), f"{module}.{name}"
-            elif package not in OF_OTHERS | SHOWN:
+            if package in OUR_PACKAGES:
+                imported = importlib.import_module(module)
+                assert name is None or hasattr(imported, name), f"{module}.{name}"
+            elif package not in READER_PACKAGES | SHOWN_MODULES:
                 assert importlib.util.find_spec(package), package
 
 
-# Modules whose content a guide shows, as the first line of a block says.
-SHOWN = {
+# Modules shown in a guide, named by the first line of a block.
+SHOWN_MODULES = {
     name
     for page in PAGES
     for name in re.findall(r"^```python\n# (\w+)\.py$", page.read_text(), re.MULTILINE)
 }
 
 
-@pytest.mark.parametrize("block", blocks("console", "bash"))
-def test_commands_take_their_options(block, monkeypatch):
+@pytest.mark.parametrize("block", find_blocks("console", "bash"))
+def test_command_options_are_valid(block, monkeypatch):
     parse = argparse.ArgumentParser.parse_args
 
     def parse_only(self, args=None, namespace=None):
@@ -142,8 +142,8 @@ def test_commands_take_their_options(block, monkeypatch):
         raise Parsed
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
-    for words in commands(block):
-        while words and re.match(r"[A-Z_]+=", words[0]):  # the environment of the command
+    for words in find_commands(block):
+        while words and re.match(r"[A-Z_]+=", words[0]):  # environment variables
             words = words[1:]
         if not words:
             continue
@@ -166,14 +166,14 @@ def assert_parses(name, arguments):
         main.main(arguments)
     except Parsed:
         return
-    except SystemExit as stopped:
-        pytest.fail(f"{name} {shlex.join(arguments)}: exit {stopped.code}")
+    except SystemExit as error:
+        pytest.fail(f"{name} {shlex.join(arguments)}: exit {error.code}")
     pytest.fail(f"{name} parsed nothing")
 
 
-def requests(block):
-    """Yield the method, path, headers and body of each request that a block makes by curl."""
-    for words in commands(block):
+def find_requests(block):
+    """Yield the method, URL, headers and bodies of each curl request in a block."""
+    for words in find_commands(block):
         if words[0] != "curl":
             continue
         url = next(word for word in words if word.startswith(("http://", "https://")))
@@ -186,43 +186,43 @@ def requests(block):
 
 @pytest.fixture(scope="module")
 def routes(tmp_path_factory):
-    """The methods and patterns of paths that the service answers."""
+    """Return the methods and path patterns of the service's routes."""
     key = "a-key-of-an-administrator"
     app = create_app(Settings(store=tmp_path_factory.mktemp("empty"), admin_key=key))
     return [(method, route.path_regex) for route in app.state.routes for method in route.methods]
 
 
-@pytest.mark.parametrize("block", blocks("console", "bash"))
-def test_requests_go_to_routes_and_are_json(block, routes):
-    for method, url, headers, bodies in requests(block):
+@pytest.mark.parametrize("block", find_blocks("console", "bash"))
+def test_curl_requests_match_routes_and_contain_valid_json(block, routes):
+    for method, url, headers, bodies in find_requests(block):
         if url.port != 8000:
             continue
-        assert any(position == method and path.match(url.path) for position, path in routes), (
-            url.path
-        )
+        assert any(
+            route_method == method and path.match(url.path) for route_method, path in routes
+        ), url.path
         if headers.get("Content-Type") == "application/json" and not bodies[0].startswith("@"):
             json.loads(bodies[0].replace("...", "0"))
 
 
-def test_the_tutorial_ends_as_it_says(service_url):
+def test_tutorial_commands_and_program_give_shown_results(service_url):
     text = TUTORIAL.read_text()
-    displayed = re.findall(r"^```console\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    body = [request for block in displayed for request in requests(block)]
+    blocks = re.findall(r"^```console\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    requests = [request for block in blocks for request in find_requests(block)]
     base = httpx.URL(service_url)
-    answers = [
+    responses = [
         httpx.request(
             method,
             url.copy_with(host=base.host, port=base.port),
             headers=headers,
             content="".join(bodies),
         ).json()
-        for method, url, headers, bodies in body
+        for method, url, headers, bodies in requests
     ]
-    ordinary, strange = (answer["predictions"][0] for answer in answers[:2])
+    ordinary, unusual = (response["predictions"][0] for response in responses[:2])
     assert (ordinary["label"], ordinary["flag"]) == ("3", False)
-    assert strange["flag"] is True
+    assert unusual["flag"] is True
     (program,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    printed = io.StringIO()
-    with redirect_stdout(printed):
+    output = io.StringIO()
+    with redirect_stdout(output):
         exec(program.replace("http://127.0.0.1:8000", service_url), {})
-    assert "[False  True]" in printed.getvalue()
+    assert "[False  True]" in output.getvalue()

@@ -17,23 +17,23 @@ REQUEST = post("/predict", b'{"inputs": [[1]]}')
 
 
 @contextmanager
-def server(answer: Callable[[int], bytes | None]) -> Iterator[int]:
+def run_server(respond: Callable[[int], bytes | None]) -> Iterator[int]:
     count, lock = iter(range(10**6)), threading.Lock()
 
-    def talk(connection: socket.socket) -> None:
+    def handle(connection: socket.socket) -> None:
         with connection:
-            received = b""
+            buffer = b""
             while data := connection.recv(1 << 16):
-                received += data
-                while len(received) >= len(REQUEST):
-                    assert received.startswith(REQUEST)
-                    received = received[len(REQUEST) :]
+                buffer += data
+                while len(buffer) >= len(REQUEST):
+                    assert buffer.startswith(REQUEST)
+                    buffer = buffer[len(REQUEST) :]
                     with lock:
                         number = next(count)
-                    options = answer(number)
-                    if options is None:
+                    response = respond(number)
+                    if response is None:
                         return
-                    connection.sendall(options)
+                    connection.sendall(response)
 
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
         threads = []
@@ -44,7 +44,7 @@ def server(answer: Callable[[int], bytes | None]) -> Iterator[int]:
                     connection, _ = listener.accept()
                 except OSError:
                     return
-                threads.append(threading.Thread(target=talk, args=(connection,)))
+                threads.append(threading.Thread(target=handle, args=(connection,)))
                 threads[-1].start()
 
         acceptor = threading.Thread(target=accept)
@@ -58,7 +58,7 @@ def server(answer: Callable[[int], bytes | None]) -> Iterator[int]:
                 thread.join()
 
 
-def test_poisson_arrivals_are_sorted_within_the_time_and_as_many_as_the_rate_says():
+def test_poisson_arrivals_are_sorted_and_match_rate():
     times = arrival_times(1000, 10, poisson=True)
     assert (np.diff(times) >= 0).all()
     assert times[0] >= 0
@@ -66,7 +66,7 @@ def test_poisson_arrivals_are_sorted_within_the_time_and_as_many_as_the_rate_say
     assert abs(len(times) - 10_000) < 5.5 * 100  # Poisson, standard deviation 100
 
 
-def test_percentiles_are_of_good_answers_and_are_latencies_that_occurred():
+def test_percentiles_are_observed_latencies_of_one_status():
     latencies = np.arange(1, 101) / 1000
     load = Load(["200"] * 100 + ["429"] * 3, np.append(latencies, [9.0] * 3), rate=100.0)
     assert load.percentile(50) == 0.050
@@ -77,58 +77,58 @@ def test_percentiles_are_of_good_answers_and_are_latencies_that_occurred():
     assert load.counts == {"200": 100, "429": 3}
 
 
-def test_a_stall_is_charged_to_all_who_would_have_come_meanwhile():
+def test_open_loop_charges_stall_to_all_requests_due_meanwhile():
     stall, rate = 0.5, 100
 
-    def answer(number: int) -> bytes:
+    def respond(number: int) -> bytes:
         if number == 0:
             time.sleep(stall)
         return OK
 
-    with server(answer) as port:
+    with run_server(respond) as port:
         load = open_loop(port, [REQUEST], rate, 1.0, warm_up_s=0.0, connections=1, poisson=False)
     assert load.counts == {"200": 100}
-    waited = stall - np.arange(100) / rate
-    assert (load.latencies_s >= waited).all()
+    min_latencies_s = stall - np.arange(100) / rate
+    assert (load.latencies_s >= min_latencies_s).all()
 
 
-def test_statuses_and_hang_ups_are_counted_by_kind_and_the_connection_is_made_anew():
-    refusal = b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\n\r\n"
+def test_statuses_and_disconnects_are_counted_and_connection_reopens():
+    rejection = b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\n\r\n"
     chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
-    answers = [OK, refusal, None, chunked]
-    with server(lambda number: answers[number % 4]) as port:
+    responses = [OK, rejection, None, chunked]
+    with run_server(lambda number: responses[number % 4]) as port:
         load = open_loop(port, [REQUEST], 400, 0.25, warm_up_s=0.0, connections=1, poisson=False)
     assert load.counts == {"200": 50, "429": 25, "closed": 25}
 
 
-def test_a_closed_loop_keeps_one_request_under_way_on_each_connection():
-    under_way, largest, lock, first_four = 0, 0, threading.Lock(), threading.Barrier(4)
+def test_closed_loop_keeps_one_request_in_flight_per_connection():
+    in_flight, max_in_flight, lock, first_four = 0, 0, threading.Lock(), threading.Barrier(4)
 
-    def answer(number: int) -> bytes:
-        nonlocal under_way, largest
+    def respond(number: int) -> bytes:
+        nonlocal in_flight, max_in_flight
         with lock:
-            under_way += 1
-            largest = max(largest, under_way)
+            in_flight += 1
+            max_in_flight = max(max_in_flight, in_flight)
         if number < 4:
             first_four.wait()
         time.sleep(0.02)
         with lock:
-            under_way -= 1
+            in_flight -= 1
         return OK
 
-    with server(answer) as port:
+    with run_server(respond) as port:
         load = closed_loop(port, [REQUEST], 4, 0.5, warm_up_s=0.1)
-    assert largest == 4
+    assert max_in_flight == 4
     assert load.counts.keys() == {"200"}
-    assert load.rate <= 4 * (0.5 / 0.02 + 1) / 0.5  # no server of this delay answers faster
+    assert load.rate <= 4 * (0.5 / 0.02 + 1) / 0.5  # upper bound for this delay
     assert (load.latencies_s >= 0.02).all()
 
 
 @pytest.mark.parametrize("options", [["--rate", "50"], []])
-def test_the_command_prints_a_summary(tmp_path, options):
+def test_command_prints_summary(tmp_path, options):
     body = tmp_path / "body.json"
     body.write_text('{"inputs": [[1]]}')
-    with server(lambda _: OK) as port:
+    with run_server(lambda _: OK) as port:
         command = [
             sys.executable,
             "-m",

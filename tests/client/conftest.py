@@ -35,8 +35,8 @@ def run(url, key, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv(KEY_VARIABLE, key)
     monkeypatch.setattr("dubito.retries.FIRST_PAUSE_S", 0.01)
 
-    def by_main(*arguments):
+    def run_main(*arguments):
         status = main([str(argument) for argument in arguments])
         return status, *capsys.readouterr()
 
-    return by_main
+    return run_main

@@ -27,7 +27,7 @@ from tests.support.serving import wait_until
 GUIDE = ROOT / "client" / "README.md"
 
 
-def test_predictions_are_shown_as_a_table(run, url, key, digits_rows):
+def test_predictions_are_printed_as_a_table(run, url, key, digits_rows):
     np.save("rows.npy", digits_rows[:25])
     status, out, err = run("predict", "rows.npy", "--seed", 7, "--rows", 3)
     with Client(url, key=key) as client:
@@ -54,7 +54,7 @@ def test_predictions_are_shown_as_a_table(run, url, key, digits_rows):
     )
 
 
-def test_all_that_was_answered_is_printed_or_written_for_programs(
+def test_complete_predictions_are_printed_as_json_or_written_to_files(
     run, url, key, digits_rows, tmp_path
 ):
     np.save("rows.npy", digits_rows[:4])
@@ -80,7 +80,7 @@ def test_all_that_was_answered_is_printed_or_written_for_programs(
     )
 
 
-def test_rows_come_on_standard_input_and_answers_go_to_parquet(
+def test_rows_are_read_from_stdin_and_answers_written_to_parquet(
     run, url, key, monkeypatch, digits_rows
 ):
     with Client(url, key=key) as client:
@@ -105,11 +105,11 @@ def test_rows_come_on_standard_input_and_answers_go_to_parquet(
     assert err == "dubito: standard input is empty\n"
 
 
-def test_what_made_rows_strange_is_said(run, tmp_path, digits_rows):
+def test_explanations_are_printed_for_each_row(run, tmp_path, digits_rows):
     np.save("rows.npy", np.stack([digits_rows[0], np.full(64, 16.0)]))
     _, out, _ = run("predict", "rows.npy", "--model", "digits", "--explain")
-    *_, head, first, second = out.splitlines()
-    assert head == "explanations:"
+    *_, heading, first, second = out.splitlines()
+    assert heading == "explanations:"
     assert re.match(r"  0: \w+ \d+%, \w+ \d+%", first)
     assert second.startswith("  1: ")
     (tmp_path / "people.jsonl").write_text('{"age": 310, "city": "Rome"}\n')
@@ -119,7 +119,7 @@ def test_what_made_rows_strange_is_said(run, tmp_path, digits_rows):
     assert (status, err.startswith("dubito: --explain: ")) == (1, True)
 
 
-def test_a_table_is_read_by_the_service(run, tmp_path):
+def test_tables_are_read_by_the_service(run, tmp_path):
     (tmp_path / "people.csv").write_text("id,age,city\nanna,31,Rome\nben,,Oslo\n")
     status, out, _ = run("predict", "people.csv", "--model", "rents")
     assert status == 0
@@ -144,7 +144,7 @@ def test_a_table_is_read_by_the_service(run, tmp_path):
     ]
 
 
-def test_json_lines_and_images_are_rows(run, tmp_path):
+def test_json_lines_and_images_are_read_as_rows(run, tmp_path):
     (tmp_path / "people.jsonl").write_text(
         '{"age": 31, "city": "Rome"}\n\n{"age": null, "city": "Oslo"}\n'
     )
@@ -165,7 +165,7 @@ def test_json_lines_and_images_are_rows(run, tmp_path):
     assert {row["id"] for row in json.loads(out)["ranking"]} == {"a.png", "b.png"}
 
 
-def test_files_with_equal_names_are_named_by_their_paths(run, tmp_path):
+def test_files_with_equal_names_are_identified_by_path(run, tmp_path):
     names = ["a/1.png", "b/1.png"]
     for name in names:
         (tmp_path / name).parent.mkdir()
@@ -176,14 +176,14 @@ def test_files_with_equal_names_are_named_by_their_paths(run, tmp_path):
     assert sorted(row["id"] for row in json.loads(out)["ranking"]) == names
 
 
-def test_texts_in_csv_files_are_no_formulas(run, tmp_path):
-    formulas, others = ["=1+1", "+a", "-a", "@a", "\ta", "\ra"], ["a", "-1.5", "'a", "1=1"]
-    texts = [*formulas, *others]
+def test_spreadsheet_formulas_in_csv_files_are_escaped(run, tmp_path):
+    formulas, plain = ["=1+1", "+a", "-a", "@a", "\ta", "\ra"], ["a", "-1.5", "'a", "1=1"]
+    texts = [*formulas, *plain]
     arrays = {"ids": np.array(texts), "classes": np.array(["=x", "y"]), "mean": np.full(10, -1.0)}
     write(Predictions(arrays), tmp_path / "rows.csv")
     with (tmp_path / "rows.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["id"] for row in rows] == [*(f"'{text}" for text in formulas), *others]
+    assert [row["id"] for row in rows] == [*(f"'{text}" for text in formulas), *plain]
     assert {row["mean"] for row in rows} == {"-1.0"}
     row = {"id": "=1+1", "label": "no", "input": {"age": 7, "city": "Oslo"}}
     classes = json.loads(run("models", "--json")[1])["models"]
@@ -199,7 +199,7 @@ def test_texts_in_csv_files_are_no_formulas(run, tmp_path):
     run("labels", "delete", "=1+1", *model)
 
 
-def test_a_pool_is_ranked(run, url, key, digits_rows):
+def test_ranking_of_a_pool_is_printed(run, url, key, digits_rows):
     np.savez("pool.npz", x=digits_rows[:30], ids=np.array([f"picture {i}" for i in range(30)]))
     with Client(url, key=key) as client:
         ranking = client.acquire(
@@ -210,11 +210,11 @@ def test_a_pool_is_ranked(run, url, key, digits_rows):
     assert lines[2].split() == ["rank", "index", "id", "score", "control"]
     assert [" ".join(line.split()[2:4]) for line in lines[4:7]] == ranking.id.tolist()
     assert lines[-1] == "3 of 30 rows"
-    by_job = json.loads(run("acquire", "pool.npz", "-k", 3, "--seed", 7, "--job", "--json")[1])
-    assert [row["score"] for row in by_job["ranking"]] == ranking.score.tolist()
+    output = json.loads(run("acquire", "pool.npz", "-k", 3, "--seed", 7, "--job", "--json")[1])
+    assert [row["score"] for row in output["ranking"]] == ranking.score.tolist()
 
 
-def test_labels_are_sent_listed_exported_and_deleted(run, url, key, tmp_path):
+def test_labels_are_pushed_listed_exported_and_deleted(run, url, key, tmp_path):
     rows = [{"age": age, "city": "Rome"} for age in (20, 30, 40)]
     pool = [{"id": f"r{n}", **row} for n, row in enumerate(rows)]
     (tmp_path / "pool.csv").write_text(
@@ -247,8 +247,8 @@ def test_labels_are_sent_listed_exported_and_deleted(run, url, key, tmp_path):
     assert {row["control"] for row in exported} == {"False"}
     assert [row["comment"] for row in exported] == ["a remark", "", ""]
     assert exported[0]["time"].endswith("+00:00")
-    none = ("labels", "list", "--model", "people", "--annotator", "nobody", "--json")
-    assert json.loads(run(*none)[1]) == {"labels": []}
+    query = ("labels", "list", "--model", "people", "--annotator", "nobody", "--json")
+    assert json.loads(run(*query)[1]) == {"labels": []}
     _, out, _ = run("labels", "delete", "r0", "mine", "other", "--model", "people")
     assert out == "people: 2 of 3 deleted, 1 left\n"
     _, out, _ = run("labels", "list", "--former", "--model", "people")
@@ -260,30 +260,30 @@ def test_labels_are_sent_listed_exported_and_deleted(run, url, key, tmp_path):
     (tmp_path / "twice.csv").write_text(f"id,label\nr0,{first}\nr0,{first}\n")
     (tmp_path / "none.csv").write_text("name,class\nr0,3\n")
     (tmp_path / "latin.csv").write_bytes("id,label\nr0,Köln\n".encode("cp1252"))
-    for name, says in (
+    for name, message in (
         ("latin.csv", "dubito: 'utf-8' codec can't decode byte 0xf6 in position 13: invalid"),
         ("twice.csv", "dubito: twice.csv: line 2: expected a unique id, got 'r0'\n"),
         ("none.csv", "dubito: none.csv: expected lines with an `id` and a `label` or a `target`"),
     ):
         status, _, err = run("labels", "push", name, "--model", "people")
-        assert (status, err.startswith(says)) == (1, True), err
+        assert (status, err.startswith(message)) == (1, True), err
 
 
-def test_jobs_are_listed_and_their_results_shown(run, url, key, tmp_path, digits_rows):
+def test_jobs_are_listed_and_their_results_printed(run, url, key, tmp_path, digits_rows):
     with Client(url, key=key) as client:
         job = client.predict_job(digits_rows[:4], model="digits", seed=7)
-        ranked = client.acquire_job(digits_rows[:4], model="digits", k=2, seed=7)
+        ranking = client.acquire_job(digits_rows[:4], model="digits", k=2, seed=7)
         expected = client.predict(digits_rows[:4], model="digits", seed=7)
-        client.wait(ranked)
+        client.wait(ranking)
     _, out, _ = run("jobs", "result", job.id, "--out", "answers.csv")
     assert out.startswith("digits version 1, seed 7\n")
     with (tmp_path / "answers.csv").open(newline="") as file:
         assert [row["label"] for row in csv.DictReader(file)] == expected.label.tolist()
-    assert run("jobs", "result", ranked.id)[1].splitlines()[-1] == "2 of 4 rows"
+    assert run("jobs", "result", ranking.id)[1].splitlines()[-1] == "2 of 4 rows"
     _, out, _ = run("jobs", "list")
     states = {line.split()[0]: line.split()[1:4] for line in out.splitlines()[2:] if line}
     assert states[job.id] == ["predict", "done", "100%"]
-    output = json.loads(run("jobs", "status", job.id, ranked.id, "--json")[1])["jobs"]
+    output = json.loads(run("jobs", "status", job.id, ranking.id, "--json")[1])["jobs"]
     assert [item["state"] for item in output] == ["done", "done"]
     assert run("jobs", "cancel", job.id)[0] == 0
     assert run("jobs", "delete", job.id)[0] == 0
@@ -291,26 +291,24 @@ def test_jobs_are_listed_and_their_results_shown(run, url, key, tmp_path, digits
     assert (status, err.startswith("dubito: ")) == (1, True)
 
 
-def test_an_interrupt_cancels_the_job(url, key, digits_rows):
-    def interrupted(job, on_progress):
+def test_interrupt_cancels_the_job(url, key, digits_rows):
+    def interrupt(job, on_progress):
         raise KeyboardInterrupt
 
     with Client(url, key=key) as client:
-        before = client.predict_job(
-            inputs_file="digits.npy"
-        )  # jobs run one at a time, so the next one is queued
+        blocker = client.predict_job(inputs_file="digits.npy")  # delays the next job
         job = client.predict_job(inputs_file="digits.npy")
         with pytest.raises(KeyboardInterrupt):
-            wait_or_cancel(client, job, interrupted, print)
+            wait_or_cancel(client, job, interrupt, print)
         assert client.job(job).state == "cancelled"
-        client.cancel(before)
+        client.cancel(blocker)
 
 
 def test_sigterm_cancels_the_job(url, key, digits_rows, tmp_path):
     np.savez(tmp_path / "rows.npz", digits_rows)
     with Client(url, key=key) as client:
         jobs = [client.predict_job(inputs_file="digits.npy", num_samples=500) for _ in range(4)]
-        known = {job.id for job in client.jobs()}
+        existing = {job.id for job in client.jobs()}
         process = subprocess.Popen(
             [sys.executable, "-m", "dubito", "predict", "rows.npz"],
             env=environment_with(
@@ -318,17 +316,17 @@ def test_sigterm_cancels_the_job(url, key, digits_rows, tmp_path):
             ),
             cwd=tmp_path,
         )
-        wait_until(lambda: {job.id for job in client.jobs()} - known)
-        (new,) = {job.id for job in client.jobs()} - known
-        time.sleep(0.5)  # for the command to receive the job's id
+        wait_until(lambda: {job.id for job in client.jobs()} - existing)
+        (new_id,) = {job.id for job in client.jobs()} - existing
+        time.sleep(0.5)  # the command must receive the job id first
         process.terminate()
         assert process.wait(20) == 143
-        assert client.job(new).state == "cancelled"
+        assert client.job(new_id).state == "cancelled"
         for job in jobs:
             client.cancel(job)
 
 
-def test_errors_of_connections_name_the_proxy(run, monkeypatch):
+def test_connection_errors_name_the_proxy(run, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://user:secret@127.0.0.1:9")
     status, _, err = run("models", "--url", "http://dubito.test")
     assert status == 1
@@ -347,7 +345,7 @@ def test_models_are_listed(run):
     assert len(json.loads(run("models", "--json")[1])["models"]) == 4
 
 
-def test_what_goes_wrong_is_a_line_and_a_status(run, monkeypatch, digits_rows):
+def test_errors_print_one_line_and_set_the_exit_code(run, monkeypatch, digits_rows):
     np.save("rows.npy", digits_rows[:2, :63])
     status, out, err = run("predict", "rows.npy")
     assert (status, out) == (1, "")
@@ -366,13 +364,13 @@ def test_what_goes_wrong_is_a_line_and_a_status(run, monkeypatch, digits_rows):
     assert status == 1
     assert "ConnectError" in err
     assert "(at http://127.0.0.1:9)" in err
-    for wrong in (["predict"], ["predict", "rows.npy", "--rows", "-1"]):
+    for arguments in (["predict"], ["predict", "rows.npy", "--rows", "-1"]):
         with pytest.raises(SystemExit) as raised:
-            main(wrong)
+            main(arguments)
         assert raised.value.code == 2
 
 
-def test_the_module_is_the_command(url, key):
+def test_module_runs_as_the_command(url, key):
     environment = environment_with(
         PYTHONPATH=str(ROOT / "client"), **{URL_VARIABLE: url, KEY_VARIABLE: key}
     )
@@ -387,7 +385,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_progress_bar_is_shown_to_people_alone(monkeypatch):
+def test_progress_bar_is_shown_only_in_terminals(monkeypatch):
     pytest.importorskip("rich")
     for stream, is_shown in ((Terminal(), True), (io.StringIO(), False)):
         monkeypatch.setattr(sys, "stderr", stream)
@@ -399,7 +397,7 @@ def test_a_progress_bar_is_shown_to_people_alone(monkeypatch):
 ODD_ROWS = [("\x1b[31mred\n", 0.123456), ("x" * 99, float("nan")), ("y", np.float64(2))]
 
 
-def test_a_table_shows_nothing_that_a_terminal_would_obey(capsys):
+def test_printed_table_replaces_control_characters(capsys):
     print_table(("id", "score"), ODD_ROWS)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
@@ -408,7 +406,7 @@ def test_a_table_shows_nothing_that_a_terminal_would_obey(capsys):
     assert lines[4].endswith("     2")
 
 
-def test_the_examples_of_the_page_run(run, url, key, capsys):
+def test_examples_in_the_client_guide_run(run, url, key, capsys):
     blocks = re.findall(r"```(python|console)\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     names, printed, commands = {}, "", []
     for kind, block in blocks:

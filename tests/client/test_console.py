@@ -14,15 +14,15 @@ from tests.support.environment import ROOT, environment_with
 
 
 def subcommands(parser):
-    """The parsers of a parser's subcommands by name, also of those below them."""
+    """Yield names and parsers of all subcommands, including nested subcommands."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for name, below in action.choices.items():
-                yield name, below
-                yield from ((f"{name} {inner}", its) for inner, its in subcommands(below))
+            for name, child in action.choices.items():
+                yield name, child
+                yield from ((f"{name} {inner}", leaf) for inner, leaf in subcommands(child))
 
 
-def test_every_command_has_a_function_and_a_help_text(capsys):
+def test_every_command_has_function_and_help(capsys):
     commands = dict(subcommands(build_parser()))
     assert {"predict", "fit", "serve", "store keep", "label-studio push", "reproduce"} <= {
         *commands
@@ -36,7 +36,7 @@ def test_every_command_has_a_function_and_a_help_text(capsys):
 @pytest.mark.parametrize(
     ("module", "prefix"), [(training, ""), (service, ""), (model_store, "store ")]
 )
-def test_the_modules_commands_are_those_of_dubito(module, prefix, monkeypatch):
+def test_module_commands_are_available_in_dubito(module, prefix, monkeypatch):
     parsers = []
     monkeypatch.setattr(
         argparse.ArgumentParser, "parse_args", lambda self, _: parsers.append(self) or exit(0)
@@ -67,10 +67,10 @@ def test_bash_completes_commands_and_options(capsys):
     assert complete("labels", "push", "--rep") == ["--replace"]
 
 
-def test_an_unknown_command_is_refused(capsys):
-    with pytest.raises(SystemExit) as stopped:
+def test_unknown_command_is_refused(capsys):
+    with pytest.raises(SystemExit) as raised:
         main(["fitt"])
-    assert stopped.value.code == 2
+    assert raised.value.code == 2
     assert "invalid choice: 'fitt'" in capsys.readouterr().err
 
 
@@ -82,7 +82,7 @@ def test_an_unknown_command_is_refused(capsys):
         ("mine", "No module named 'mine'"),
     ],
 )
-def test_a_missing_extra_is_named(module, message, monkeypatch, capsys):
+def test_error_names_the_missing_extra(module, message, monkeypatch, capsys):
     def fail(options):
         raise ModuleNotFoundError(f"No module named '{module}'", name=module)
 
@@ -91,14 +91,14 @@ def test_a_missing_extra_is_named(module, message, monkeypatch, capsys):
     assert capsys.readouterr().err == f"dubito: {message}\n"
 
 
-def test_the_client_alone_has_its_own_commands(monkeypatch, capsys):
+def test_client_without_extras_has_only_client_commands(monkeypatch, capsys):
     monkeypatch.setattr(command, "entry_points", lambda group: EntryPoints())
     commands = {name for name, _ in subcommands(build_parser())}
     assert {"predict", "acquire", "models", "labels push", "jobs list", "completion"} <= commands
     assert not commands & {"fit", "serve", "store", "label-studio"}
 
 
-def test_a_missing_extra_is_named_in_a_line(monkeypatch, capsys, tmp_path):
+def test_missing_module_is_reported_in_one_line(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setitem(sys.modules, "training.commands.actions", None)
@@ -107,7 +107,7 @@ def test_a_missing_extra_is_named_in_a_line(monkeypatch, capsys, tmp_path):
     assert sys.path[0] == str(tmp_path)
 
 
-def test_help_imports_no_package_that_it_does_not_need():
+def test_help_imports_no_heavy_packages():
     code = """
 import sys
 from dubito.command import main
@@ -128,7 +128,7 @@ finally:
     assert (completed.stdout.splitlines()[-1], completed.returncode) == ("[]", 0), completed.stderr
 
 
-def test_the_package_gives_what_it_names_and_nothing_else():
+def test_package_exports_only_public_names():
     import dubito
 
     assert all(getattr(dubito, name) for name in dubito.__all__)

@@ -76,7 +76,7 @@ def get_classes(run, model):
     return next(item["classes"] for item in models if item["name"] == model)
 
 
-def test_rows_of_a_table_become_tasks_that_the_service_predicts(run, studio, backend, tmp_path):
+def test_table_rows_become_tasks_that_the_backend_predicts(run, studio, backend, tmp_path):
     studio["label_config"] = get_config("Text", get_classes(run, "people"))
     lines = "\n".join(f"p{n},{20 + n if n else ''},Rome,a note" for n in range(6))
     (tmp_path / "people.csv").write_text(f"id,age,city,note\n{lines}\n")
@@ -91,10 +91,10 @@ def test_rows_of_a_table_become_tasks_that_the_service_predicts(run, studio, bac
     assert len(backend("people", studio)) == 4
     assert studio["tokens"] == {"Bearer fresh"}
     output = json.loads(run(*push, "--control", 0.5, "--seed", 3, "--json")[1])
-    assert (output["model"], output["tasks"]) == ("people", [])  # they are there
+    assert (output["model"], output["tasks"]) == ("people", [])  # all tasks exist
 
 
-def test_pictures_and_arrays_become_tasks_that_the_service_predicts(
+def test_images_and_arrays_become_tasks_that_the_backend_predicts(
     run, studio, backend, digits_rows
 ):
     studio["label_config"] = get_config("Image", get_classes(run, "pictures"))
@@ -111,7 +111,7 @@ def test_pictures_and_arrays_become_tasks_that_the_service_predicts(
     assert len(backend("digits", studio)) == 2
 
 
-def test_what_goes_wrong_is_a_line(run, studio, monkeypatch, digits_rows):
+def test_errors_print_one_line(run, studio, monkeypatch, digits_rows):
     np.save("rows.npy", digits_rows[:5])
     push = ("label-studio", "push", "rows.npy", "--model", "digits", "--project")
     status, _, err = run(*push, 2)

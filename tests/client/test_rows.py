@@ -31,7 +31,7 @@ NUMBERS = [[1.5, 2.0], [3.0, 4.0]]
     ],
     ids=["array", "lists", "tuples", "arrays", "iterator", "tensor", "tensors", "masked"],
 )
-def test_numbers_are_an_array(rows):
+def test_numeric_rows_are_encoded_as_an_array(rows):
     actual = encode_rows(rows, "inputs")
     assert actual.kind == "numbers"
     assert actual.content.tolist() == NUMBERS
@@ -40,12 +40,12 @@ def test_numbers_are_an_array(rows):
 @pytest.mark.parametrize(
     "dtype", ["bool", "int8", "uint64", "float16", "float32", ">f8", "longdouble"]
 )
-def test_an_array_goes_as_the_service_reads_it(dtype):
+def test_array_dtypes_are_converted_for_the_service(dtype):
     array = np.array([[0, 1]], dtype=dtype)
-    sent = encode_rows(array, "inputs").content
-    assert sent.dtype.kind in "iuf"
-    assert sent.dtype.itemsize <= 8
-    assert sent.tolist() == [[0, 1]]
+    content = encode_rows(array, "inputs").content
+    assert content.dtype.kind in "iuf"
+    assert content.dtype.itemsize <= 8
+    assert content.tolist() == [[0, 1]]
 
 
 FRAME = {
@@ -74,13 +74,13 @@ EXPECTED = [
     ],
     ids=["pandas", "nullable", "category", "polars", "decimals", "pyarrow", "objects"],
 )
-def test_a_frame_is_rows_of_columns(rows):
+def test_data_frames_are_encoded_as_objects(rows):
     actual = encode_rows(rows, "inputs")
     assert actual.kind == "json"
     assert [json.loads(row) for row in actual.content] == EXPECTED
 
 
-def test_cells_of_numpy_are_those_of_json():
+def test_numpy_cells_are_encoded_as_json():
     cells = [np.float32(0.5), np.int8(3), np.bool_(True), np.str_("x"), np.datetime64("NaT")]
     cells += [np.datetime64("2024-05-01T13:30"), date(2024, 5, 1), np.float64("nan"), pandas.NaT]
     (actual,) = encode_rows([dict(zip("abcdefghi", cells, strict=True))], "inputs").content
@@ -98,7 +98,7 @@ def test_cells_of_numpy_are_those_of_json():
     ],
     ids=["list", "array", "objects", "series"],
 )
-def test_strings_are_json(rows):
+def test_strings_are_encoded_as_json(rows):
     assert encode_rows(rows, "inputs") and list(encode_rows(rows, "inputs").content) == [
         b'"a"',
         b'"b"',
@@ -106,11 +106,11 @@ def test_strings_are_json(rows):
     assert list(encode_rows(polars.Series(["a", "b"]), "inputs").content) == [b'"a"', b'"b"']
 
 
-def test_rows_of_unequal_lengths_are_left_to_the_service_to_name():
+def test_rows_of_unequal_lengths_are_encoded_unchanged():
     assert list(encode_rows([[1, 2], [3]], "inputs").content) == [b"[1,2]", b"[3]"]
 
 
-def test_images_and_files_are_files(tmp_path):
+def test_images_and_paths_are_encoded_as_files(tmp_path):
     image = Image.new("RGB", (3, 2), (1, 2, 3))
     (tmp_path / "x.bin").write_bytes(b"abc")
     actual = encode_rows([image, b"def", tmp_path / "x.bin"], "inputs")
@@ -141,7 +141,7 @@ def test_images_and_files_are_files(tmp_path):
     ],
     ids=str,
 )
-def test_what_is_no_rows_is_refused_by_the_field(rows):
+def test_invalid_rows_are_refused_by_field(rows):
     with pytest.raises(InvalidInput, match=r"^pool: expected "):
         encode_rows(rows, "pool")
 
@@ -158,7 +158,7 @@ def test_what_is_no_rows_is_refused_by_the_field(rows):
     ],
     ids=["masked", "dates", "pandas", "pyarrow", "gradient", "bfloat16"],
 )
-def test_what_would_be_sent_as_something_else_is_refused(rows, received):
+def test_rows_without_an_exact_encoding_are_refused(rows, received):
     with pytest.raises(InvalidInput, match=rf"^inputs: expected .*, got {received}"):
         encode_rows(rows, "inputs")
 
@@ -166,12 +166,12 @@ def test_what_would_be_sent_as_something_else_is_refused(rows, received):
 @pytest.mark.parametrize(
     ("value", "received"), [(float("inf"), "inf"), (object(), "object"), (3j, "complex")]
 )
-def test_a_cell_that_json_has_not_is_named(value, received):
+def test_error_for_cell_without_json_encoding_names_it(value, received):
     with pytest.raises(InvalidInput, match=rf"^inputs\.1\.age: expected .*, got {received}$"):
         encode_rows([{"age": 1}, {"age": value}], "inputs")
 
 
-def test_parts_are_bounded_by_rows_and_by_bytes():
+def test_parts_are_limited_by_rows_and_bytes():
     rows = encode_rows(np.zeros((7, 3)), "inputs")
     assert list(split_rows(rows, 3)) == [slice(0, 3), slice(3, 6), slice(6, 7)]
     files = Rows(
@@ -180,31 +180,31 @@ def test_parts_are_bounded_by_rows_and_by_bytes():
     assert list(split_rows(files, 10)) == [slice(0, 1), slice(1, 3), slice(3, 4), slice(4, 5)]
 
 
-def test_options_go_beside_the_rows():
+def test_options_are_sent_with_the_rows():
     options = {"model": "7", "fpr": 0.1, "explain": True, "priors": {"a": 1.0}}
     array, objects = encode_rows(np.ones((1, 2)), "inputs"), encode_rows([{"a": 1}], "inputs")
-    of_array = make_request("/predict", "inputs", array, options).within(2.5)
-    assert of_array.query == {
+    array_request = make_request("/predict", "inputs", array, options).within(2.5)
+    assert array_request.query == {
         "model": "7",
         "fpr": "0.1",
         "explain": "true",
         "priors": '{"a":1.0}',
         "deadline_s": "2.5",
     }
-    assert of_array.headers["Content-Type"] == "application/x-npy"
-    of_objects = make_request("/predict", "inputs", objects, options)
-    assert json.loads(of_objects.content) == {**options, "inputs": [{"a": 1}]}
-    in_time = {**options, "inputs": [{"a": 1}], "deadline_s": 2.5}
-    assert json.loads(of_objects.within(2.5).content) == in_time
+    assert array_request.headers["Content-Type"] == "application/x-npy"
+    objects_request = make_request("/predict", "inputs", objects, options)
+    assert json.loads(objects_request.content) == {**options, "inputs": [{"a": 1}]}
+    expected = {**options, "inputs": [{"a": 1}], "deadline_s": 2.5}
+    assert json.loads(objects_request.within(2.5).content) == expected
     without_options = make_request("/predict", "inputs", objects, {})
     assert json.loads(without_options.content) == {"inputs": [{"a": 1}]}
-    of_files = make_request("/predict", "inputs", Rows([b"x"], "files"), options)
-    assert of_files.form == texts(options)
-    assert of_files.within(2.5).form == {**texts(options), "deadline_s": "2.5"}
-    assert [field for field, _ in of_files.files] == ["inputs"]
+    files_request = make_request("/predict", "inputs", Rows([b"x"], "files"), options)
+    assert files_request.form == texts(options)
+    assert files_request.within(2.5).form == {**texts(options), "deadline_s": "2.5"}
+    assert [field for field, _ in files_request.files] == ["inputs"]
 
 
-def test_ids_go_with_an_array():
+def test_ids_are_sent_with_an_array():
     request = make_request(
         "/acquire",
         "pool",

@@ -38,8 +38,8 @@ def rows():
 
 
 @pytest.fixture
-def attacked(rows):
-    """An ensemble of linear softmax models."""
+def ensemble(rows):
+    """Create an ensemble of linear softmax models."""
     generator = torch.Generator().manual_seed(0)
     members = [nn.Linear(INPUTS, CLASSES) for _ in range(MEMBERS)]
     for member in members:
@@ -52,136 +52,140 @@ def attacked(rows):
     return AttackedModel(served_network(model, rows, 0), model.posterior, MINIMUM, MAXIMUM)
 
 
-def log_probs(attacked, x, draws=MEMBERS):
+def log_probs(model, x, draws=MEMBERS):
     with torch.no_grad():
-        return log_mean_probs(attacked.log_probs(x, attacked.theta(AttackDraws(draws))))
+        return log_mean_probs(model.log_probs(x, model.theta(AttackDraws(draws))))
 
 
-def labels(attacked, x):
-    return log_probs(attacked, x).argmax(1)
+def labels(model, x):
+    return log_probs(model, x).argmax(1)
 
 
-def gradient(attacked, x, y, draws):
+def gradient(ensemble, x, y, draws):
     weights = torch.stack(
-        [m.weight for m in attacked.network.modules() if isinstance(m, nn.Linear)]
+        [m.weight for m in ensemble.network.modules() if isinstance(m, nn.Linear)]
     )[:draws].double()
     probs = torch.einsum("kci,ni->knc", weights, x.double()).softmax(-1)
-    custom = probs[:, torch.arange(len(x)), y]
-    share = custom / custom.sum(0)
+    label_probs = probs[:, torch.arange(len(x)), y]
+    share = label_probs / label_probs.sum(0)
     return torch.einsum("kn,knc,kci->ni", share, probs - nn.functional.one_hot(y, CLASSES), weights)
 
 
 @pytest.mark.parametrize("draws", [1, MEMBERS])
-def test_fgsm_moves_along_the_sign_of_the_gradient_known_by_hand(attacked, rows, draws):
-    y = labels(attacked, rows)
-    (updated,) = fgsm(attacked, rows, y, [0.01], AttackDraws(draws))
-    expected = gradient(attacked, rows, y, draws)
+def test_fgsm_moves_along_sign_of_analytic_gradient(ensemble, rows, draws):
+    y = labels(ensemble, rows)
+    (adversarial,) = fgsm(ensemble, rows, y, [0.01], AttackDraws(draws))
+    expected = gradient(ensemble, rows, y, draws)
     inside = (rows > MINIMUM + 0.1) & (rows < MAXIMUM - 0.1) & (expected.abs() > 1e-5)
     assert inside.float().mean() > 0.5
-    assert torch.equal((updated - rows).sign()[inside], expected.sign().float()[inside])
-    assert torch.allclose((updated - rows).abs()[inside], torch.tensor(0.01 * SPAN), rtol=1e-4)
+    assert torch.equal((adversarial - rows).sign()[inside], expected.sign().float()[inside])
+    assert torch.allclose((adversarial - rows).abs()[inside], torch.tensor(0.01 * SPAN), rtol=1e-4)
 
 
-def test_fgsm_succeeds_more_often_the_larger_its_step(attacked, rows):
-    y = labels(attacked, rows)
-    retained = [
-        (labels(attacked, updated) == y).sum()
-        for updated in fgsm(attacked, rows, y, [0.0, 0.1, 0.3], AttackDraws(4))
+def test_larger_fgsm_steps_succeed_more_often(ensemble, rows):
+    y = labels(ensemble, rows)
+    unchanged_counts = [
+        (labels(ensemble, adversarial) == y).sum()
+        for adversarial in fgsm(ensemble, rows, y, [0.0, 0.1, 0.3], AttackDraws(4))
     ]
-    assert retained[0] == ROWS
-    assert retained[0] > retained[1] > retained[2]
+    assert unchanged_counts[0] == ROWS
+    assert unchanged_counts[0] > unchanged_counts[1] > unchanged_counts[2]
 
 
-def everything(attacked, rows, seed=0, fresh=False):
-    y = labels(attacked, rows)
+def run_attacks(model, rows, seed=0, fresh=False):
+    y = labels(model, rows)
     draws = AttackDraws(3, seed, fresh)
 
     def statistic(_, density):
         return density[:, 0]
 
     return {
-        "fgsm": (0.1, fgsm(attacked, rows, y, [0.1], draws)[0]),
-        "towards": (0.05, towards(attacked, rows, torch.zeros_like(y), 5, draws, 0.01)),
-        "pgd": (0.1, pgd(attacked, rows, y, 0.1, 5, draws, seed)),
-        "quiet_pgd": (0.1, quiet_pgd(attacked, rows, y, 0.1, 5, draws, statistic, seed)),
+        "fgsm": (0.1, fgsm(model, rows, y, [0.1], draws)[0]),
+        "towards": (0.05, towards(model, rows, torch.zeros_like(y), 5, draws, 0.01)),
+        "pgd": (0.1, pgd(model, rows, y, 0.1, 5, draws, seed)),
+        "quiet_pgd": (0.1, quiet_pgd(model, rows, y, 0.1, 5, draws, statistic, seed)),
     }
 
 
-def test_no_attack_leaves_its_radius_or_the_range(attacked, rows):
-    for name, (radius, updated) in everything(attacked, rows).items():
-        assert updated.shape == rows.shape
-        assert (updated - rows).abs().max() <= radius * SPAN * (1 + 1e-5), name
-        assert (updated != rows).any(), name
-        assert updated.min() >= MINIMUM, name
-        assert updated.max() <= MAXIMUM, name
+def test_attacks_stay_within_radius_and_input_range(ensemble, rows):
+    for name, (radius, adversarial) in run_attacks(ensemble, rows).items():
+        assert adversarial.shape == rows.shape
+        assert (adversarial - rows).abs().max() <= radius * SPAN * (1 + 1e-5), name
+        assert (adversarial != rows).any(), name
+        assert adversarial.min() >= MINIMUM, name
+        assert adversarial.max() <= MAXIMUM, name
 
 
 @pytest.fixture
-def drawn(rows):
-    """A Bayesian hypernetwork, whose draws are noise."""
+def hypernetwork(rows):
+    """Create a Bayesian hypernetwork, whose draws depend on noise."""
     model = scale_model(realnvp, INPUTS, 8, CLASSES, log_scale=0.0).eval()
     return AttackedModel(served_network(model, rows, 0), model.posterior, MINIMUM, MAXIMUM)
 
 
-def test_an_attack_is_a_function_of_its_seeds(drawn, rows):
-    first, second = everything(drawn, rows), everything(drawn, rows)
-    other = everything(drawn, rows, seed=1)
+def test_attacks_depend_only_on_seeds(hypernetwork, rows):
+    first, second = run_attacks(hypernetwork, rows), run_attacks(hypernetwork, rows)
+    reseeded = run_attacks(hypernetwork, rows, seed=1)
     for name in first:
         assert torch.equal(first[name][1], second[name][1])
-        assert not torch.equal(first[name][1], other[name][1])
+        assert not torch.equal(first[name][1], reseeded[name][1])
 
 
-def test_fresh_draws_differ_by_step_and_fixed_ones_do_not(drawn):
+def test_only_fresh_draws_differ_between_steps(hypernetwork):
     for fresh in (False, True):
         draws = AttackDraws(3, 5, fresh)
-        assert torch.equal(drawn.theta(draws, 0), drawn.theta(draws, 1)) is not fresh
-    six = drawn.theta(AttackDraws(6, 5))
-    assert torch.allclose(torch.cat([drawn.theta(AttackDraws(3, 5, True), i) for i in (0, 1)]), six)
+        assert torch.equal(hypernetwork.theta(draws, 0), hypernetwork.theta(draws, 1)) is not fresh
+    six_draws = hypernetwork.theta(AttackDraws(6, 5))
+    assert torch.allclose(
+        torch.cat([hypernetwork.theta(AttackDraws(3, 5, True), i) for i in (0, 1)]), six_draws
+    )
 
 
-def test_rows_in_other_company_are_attacked_alike(attacked, rows):
-    y = labels(attacked, rows)
-    together = fgsm(attacked, rows, y, [0.1], AttackDraws(3))[0]
-    assert torch.equal(fgsm(attacked, rows[:7], y[:7], [0.1], AttackDraws(3))[0], together[:7])
-    together = pgd(attacked, rows, y, 0.1, 4, AttackDraws(3), 8)
-    assert torch.allclose(pgd(attacked, rows[:7], y[:7], 0.1, 4, AttackDraws(3), 8), together[:7])
+def test_attack_does_not_depend_on_other_rows(ensemble, rows):
+    y = labels(ensemble, rows)
+    batch = fgsm(ensemble, rows, y, [0.1], AttackDraws(3))[0]
+    assert torch.equal(fgsm(ensemble, rows[:7], y[:7], [0.1], AttackDraws(3))[0], batch[:7])
+    batch = pgd(ensemble, rows, y, 0.1, 4, AttackDraws(3), 8)
+    assert torch.allclose(pgd(ensemble, rows[:7], y[:7], 0.1, 4, AttackDraws(3), 8), batch[:7])
 
 
-def test_a_targeted_attack_raises_the_targets_probability(attacked, rows):
+def test_targeted_attack_raises_target_probability(ensemble, rows):
     target = torch.zeros(ROWS, dtype=torch.int64)
-    places = [
+    stages = [
         rows,
-        *(towards(attacked, rows, target, n, AttackDraws(MEMBERS), 0.02) for n in (3, 10)),
+        *(towards(ensemble, rows, target, n, AttackDraws(MEMBERS), 0.02) for n in (3, 10)),
     ]
-    reached = torch.stack([log_probs(attacked, x)[:, 0] for x in places])
-    away = reached[0] < -1e-3  # the others are there already
-    assert away.sum() > ROWS // 3
-    assert (reached.diff(dim=0)[:, away] > 0).all()
+    target_log_probs = torch.stack([log_probs(ensemble, x)[:, 0] for x in stages])
+    can_rise = target_log_probs[0] < -1e-3  # The other rows already have this label.
+    assert can_rise.sum() > ROWS // 3
+    assert (target_log_probs.diff(dim=0)[:, can_rise] > 0).all()
 
 
-def test_pgd_finds_a_loss_at_least_as_high_as_fgsm(attacked, rows):
-    y = labels(attacked, rows)
-    (one_step,) = fgsm(attacked, rows, y, [0.1], AttackDraws(MEMBERS))
-    large = pgd(attacked, rows, y, 0.1, 40, AttackDraws(MEMBERS))
-    losses = [-log_probs(attacked, x).gather(1, y[:, None]).mean() for x in (rows, one_step, large)]
+def test_pgd_reaches_at_least_the_loss_of_fgsm(ensemble, rows):
+    y = labels(ensemble, rows)
+    (one_step,) = fgsm(ensemble, rows, y, [0.1], AttackDraws(MEMBERS))
+    many_steps = pgd(ensemble, rows, y, 0.1, 40, AttackDraws(MEMBERS))
+    losses = [
+        -log_probs(ensemble, x).gather(1, y[:, None]).mean() for x in (rows, one_step, many_steps)
+    ]
     assert losses[0] < losses[1] < losses[2] + 1e-3
 
 
-def test_a_quiet_attack_changes_labels_and_is_quieter_than_pgd(attacked, rows):
-    y = labels(attacked, rows)
+def test_quiet_attack_changes_labels_with_lower_score_than_pgd(ensemble, rows):
+    y = labels(ensemble, rows)
 
     def statistic(_, density):
         return density[:, 0]
 
     draws = AttackDraws(MEMBERS)
-    loud = pgd(attacked, rows, y, 0.25, 20, draws)
-    quiet = quiet_pgd(attacked, rows, y, 0.25, 20, draws, statistic)
-    network = attacked.network
+    loud = pgd(ensemble, rows, y, 0.25, 20, draws)
+    quiet = quiet_pgd(ensemble, rows, y, 0.25, 20, draws, statistic)
+    network = ensemble.network
     residual = torch.nn.Sequential(network.spectrum, network.density["residual"])
-    pair = (labels(attacked, loud) != y) & (labels(attacked, quiet) != y)
-    assert pair.sum() > ROWS // 4
-    assert residual(quiet)[pair].median() < residual(loud)[pair].median()
-    assert (residual(quiet) <= residual(loud))[pair].float().mean() > 0.5
+    is_changed = (labels(ensemble, loud) != y) & (labels(ensemble, quiet) != y)
+    assert is_changed.sum() > ROWS // 4
+    assert residual(quiet)[is_changed].median() < residual(loud)[is_changed].median()
+    assert (residual(quiet) <= residual(loud))[is_changed].float().mean() > 0.5
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +193,7 @@ def model(digits_store):
     return Model.load(ModelStore(digits_store).open("digits", "1", files=NEEDED))
 
 
-def test_the_differentiable_flag_is_the_flags_statistic_and_has_gradients(model, digits_rows):
+def test_differentiable_flag_matches_flag_statistic_and_has_gradients(model, digits_rows):
     calibration, names = model.calibration, model.manifest.detectors.density
     theta = model.runtime.draw(0, 0, 100)
     log_probs, density = model.runtime.run(digits_rows[:40], theta[:, None])
@@ -206,7 +210,7 @@ def test_the_differentiable_flag_is_the_flags_statistic_and_has_gradients(model,
     assert (gradient != 0).any()
 
 
-def test_attacks_lower_the_accuracy_of_a_published_version(digits_store, model, tmp_path):
+def test_attacks_lower_accuracy_of_published_version(digits_store, model, tmp_path):
     version = open_parent(ModelStore(digits_store), "digits", "model")
     measured = measure_attacks(version, model, tmp_path, rows=32)
     iterated = {"towards-first-class", "pgd-0.1", "pgd-0.2", "quiet-pgd-0.1", "quiet-pgd-0.2"}

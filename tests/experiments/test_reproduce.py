@@ -38,10 +38,10 @@ from training.folders import hold
 MOVING = "the held-out likelihood still rose"
 
 
-def get_target(measured, seeds=3):
+def get_target(calls, seeds=3):
     def measure(row):
         def measure_seed(seed, _):
-            measured.append((row, seed))
+            calls.append((row, seed))
             moving = [MOVING] if (row, seed) == ("b", 0) else []
             return Measured({"accuracy": 90.0 + seed}, "data", moving)
 
@@ -59,41 +59,41 @@ def get_target(measured, seeds=3):
     )
 
 
-def test_a_cell_is_measured_once_and_again_on_request_when_its_revision_has_changed(tmp_path):
-    measured = []
-    target = get_target(measured)
+def test_cells_are_measured_again_only_on_request_after_new_revision(tmp_path):
+    calls = []
+    target = get_target(calls)
     assert measure_missing([target], tmp_path, tmp_path / "runs", None, quiet=True) == 0
-    assert measured == [(row, seed) for row in "abc" for seed in range(3)]
+    assert calls == [(row, seed) for row in "abc" for seed in range(3)]
     assert measure_missing([target], tmp_path, tmp_path / "runs", None, quiet=True) == 0
-    assert len(measured) == 9
+    assert len(calls) == 9
     assert measure_missing([target], tmp_path, tmp_path, None, quiet=True, again=True) == 0
-    assert len(measured) == 9
-    other = replace(target, revision=2)
-    assert measure_missing([other], tmp_path, tmp_path, None, quiet=True) == 0
-    assert len(measured) == 9
-    assert measure_missing([other], tmp_path, tmp_path, None, quiet=True, again=True) == 0
-    assert len(measured) == 18
+    assert len(calls) == 9
+    revised = replace(target, revision=2)
+    assert measure_missing([revised], tmp_path, tmp_path, None, quiet=True) == 0
+    assert len(calls) == 9
+    assert measure_missing([revised], tmp_path, tmp_path, None, quiet=True, again=True) == 0
+    assert len(calls) == 18
     cell = json.loads((tmp_path / "table" / "a-1.json").read_text())
     assert cell["measured"]["values"] == {"accuracy": 91.0}
     assert (cell["seed"], cell["revision"]) == (1, 2)
     assert {"torch", "python"} < cell["versions"].keys()
 
 
-def test_a_budget_begins_no_further_cell(tmp_path):
-    measured = []
-    left = measure_missing([get_target(measured)], tmp_path, tmp_path, 1e-9, quiet=True)
-    assert left == 9 - len(measured)
-    assert left >= 8
+def test_exhausted_budget_starts_no_further_cell(tmp_path):
+    calls = []
+    num_missing = measure_missing([get_target(calls)], tmp_path, tmp_path, 1e-9, quiet=True)
+    assert num_missing == 9 - len(calls)
+    assert num_missing >= 8
 
 
-def test_a_cell_that_cannot_be_measured_is_told_and_the_others_are(tmp_path, caplog):
+def test_failed_cell_is_logged_and_others_are_measured(tmp_path, caplog):
     def fail(_, __):
         raise InvalidInput("data.source", "a folder", "none")
 
     target = get_target([])
     target = replace(target, rows={**target.rows, "b": fail})
     assert measure_missing([target], tmp_path, tmp_path, None, quiet=True) == 3
-    assert {row: len(parent) for row, parent in target.results(tmp_path).items()} == {
+    assert {row: len(cells) for row, cells in target.results(tmp_path).items()} == {
         "a": 3,
         "b": 0,
         "c": 3,
@@ -101,23 +101,23 @@ def test_a_cell_that_cannot_be_measured_is_told_and_the_others_are(tmp_path, cap
     assert "table: b, seed 2 was not measured: data.source: expected a folder" in caplog.text
 
 
-def test_a_cell_that_another_process_works_on_is_left_to_it(tmp_path):
-    measured = []
-    target, runs = get_target(measured), tmp_path / "runs"
+def test_cell_of_another_process_is_skipped(tmp_path):
+    calls = []
+    target, runs = get_target(calls), tmp_path / "runs"
     with hold(runs / "reproduce" / "cells" / "table-b-1"):
         assert measure_missing([target], tmp_path, runs, None, quiet=True) == 1
-    assert len(measured) == 8
-    assert ("b", 1) not in measured
+    assert len(calls) == 8
+    assert ("b", 1) not in calls
     assert measure_missing([target], tmp_path, runs, None, quiet=True) == 0
-    assert measured[8:] == [("b", 1)]
+    assert calls[8:] == [("b", 1)]
 
 
-def test_all_rows_have_the_seeds_they_count_with_before_one_has_more(tmp_path):
+def test_all_rows_get_minimum_seeds_before_extra_seeds(tmp_path):
     missing = [*get_target([], seeds=4).missing(tmp_path)]
     assert [seed for _, seed in missing] == [0, 1, 2] * 3 + [3] * 3
 
 
-def test_a_page_shows_what_counts_and_says_why_the_rest_is_empty(tmp_path):
+def test_page_shows_complete_rows_and_explains_empty_rows(tmp_path):
     target = get_target([])
     measure_missing([target], tmp_path, tmp_path, None, quiet=True)
     (tmp_path / "table" / "c-2.json").unlink()
@@ -145,7 +145,7 @@ def test_a_page_shows_what_counts_and_says_why_the_rest_is_empty(tmp_path):
     assert f"* {OLDER} measured by an earlier revision" in page
 
 
-def test_a_row_counts_whose_curves_are_level_but_for_the_lesser_part(tmp_path):
+def test_row_counts_if_most_seeds_have_converged(tmp_path):
     target = get_target([], seeds=4)
     measure_missing([target], tmp_path, tmp_path, None, quiet=True)
     write_pages([target], tmp_path, tmp_path)
@@ -155,18 +155,18 @@ def test_a_row_counts_whose_curves_are_level_but_for_the_lesser_part(tmp_path):
     assert MOVING not in page
 
 
-def test_targets_are_listed_and_unknown_ones_refused(tmp_path, capsys):
+def test_targets_are_listed_and_unknown_targets_rejected(tmp_path, capsys):
     assert main(["reproduce", "--list", "--out", str(tmp_path)]) == 0
-    listed = capsys.readouterr().out
+    output = capsys.readouterr().out
     for name, target in load_targets().items():
-        assert f"{name} " in listed
+        assert f"{name} " in output
         assert {*target.papers} <= {*target.rows}
-        assert all({*parent} <= {*target.columns} for parent in target.papers.values())
+        assert all({*paper_values} <= {*target.columns} for paper_values in target.papers.values())
     assert main(["reproduce", "table-9", "--out", str(tmp_path)]) == 2
     assert "TARGET: expected one of" in capsys.readouterr().err
 
 
-def test_some_rows_of_a_target_are_named_by_a_pattern(tmp_path, capsys):
+def test_pattern_selects_rows_of_target(tmp_path, capsys):
     assert main(["reproduce", "uci/yacht-*", "--list", "--out", str(tmp_path)]) == 0
     target = load_targets()["uci"]
     rows = [row for row in target.rows if row.startswith("yacht-")]
@@ -176,7 +176,7 @@ def test_some_rows_of_a_target_are_named_by_a_pattern(tmp_path, capsys):
 
 
 @pytest.mark.fits
-def test_a_toy_is_fitted_and_drawn(tmp_path):
+def test_toy_is_fitted_and_plotted(tmp_path):
     target = load_targets()["toy-cubic"]
     target = replace(target, rows={"mle": target.rows["mle"]}, seeds=1)
     assert measure_missing([target], tmp_path, tmp_path / "runs", None, quiet=True) == 0
@@ -190,7 +190,7 @@ def test_a_toy_is_fitted_and_drawn(tmp_path):
     assert samples.get_title() == "mle"
 
 
-def test_a_claim_holds_does_not_or_cannot_be_told(tmp_path):
+def test_claims_hold_fail_or_are_inconclusive(tmp_path):
     values = {"a": [3.0, 3.1, 3.2], "b": [1.0, 1.1, 0.9], "c": [3.0, 3.2, 3.1]}
 
     def measure(row):
@@ -206,15 +206,15 @@ def test_a_claim_holds_does_not_or_cannot_be_told(tmp_path):
     measure_missing([target], tmp_path, tmp_path, None, quiet=True)
     actual = [claim.judge(target, tmp_path)[0] for claim in claims]
     assert actual == ["holds", "does not hold", "inconclusive"]
-    several = replace(claims[0], pairs=[("a", "b")] * 9)
-    assert several.judge(target, tmp_path) == ("holds", "in 9 of 9")
-    extra = replace(several, pairs=[*several.pairs, ("a", "d")])
-    assert extra.judge(target, tmp_path) == ("holds", "in 9 of 9, 1 not measured")
+    repeated_claim = replace(claims[0], pairs=[("a", "b")] * 9)
+    assert repeated_claim.judge(target, tmp_path) == ("holds", "in 9 of 9")
+    incomplete_claim = replace(repeated_claim, pairs=[*repeated_claim.pairs, ("a", "d")])
+    assert incomplete_claim.judge(target, tmp_path) == ("holds", "in 9 of 9, 1 not measured")
     (tmp_path / "table" / "b-2.json").unlink()
-    assert several.judge(target, tmp_path) == ("not measured", "")
+    assert repeated_claim.judge(target, tmp_path) == ("not measured", "")
 
 
-def test_a_claim_of_no_loss_has_a_margin(tmp_path):
+def test_no_loss_claim_uses_margin(tmp_path):
     def measure(row):
         return lambda seed, _: Measured({"accuracy": {"a": 90.0, "b": 90.2}[row] + seed / 100}, "")
 
@@ -225,7 +225,7 @@ def test_a_claim_of_no_loss_has_a_margin(tmp_path):
     assert replace(claim, margin=0.3).judge(target, tmp_path)[0] == "holds"
 
 
-def test_the_interval_of_a_difference_is_welch_s():
+def test_difference_interval_matches_welch():
     generator = np.random.default_rng(0)
     first, second = generator.normal(1.0, 2.0, 7), generator.normal(0.0, 0.5, 4)
     expected = stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
@@ -233,7 +233,7 @@ def test_the_interval_of_a_difference_is_welch_s():
     np.testing.assert_allclose(actual, (expected.low, expected.high))
 
 
-def test_tables_mark_rows_with_another_kl_weight_than_the_elbo():
+def test_tables_mark_rows_with_non_elbo_kl_weight():
     for target in (accuracy.TABLE_1, accuracy.WEIGHT_UNCERTAINTY, accuracy.LONG):
         for row, measure in target.rows.items():
             recipe, changes = measure.args
@@ -242,42 +242,42 @@ def test_tables_mark_rows_with_another_kl_weight_than_the_elbo():
             assert float(target.kl_weights.get(row, "1")) == pytest.approx(expected)
 
 
-def test_every_claim_is_of_rows_that_there_are():
+def test_every_claim_refers_to_existing_rows():
     targets = load_targets()
     for claim in read_claims():
         assert {row for pair in claim.pairs for row in pair} <= {*targets[claim.target].rows}
 
 
-def test_doubt_of_two_classes_is_compared_near_the_rows_and_far_from_them():
+def test_moons_uncertainty_is_compared_near_and_far_from_rows():
     rows = np.zeros((1, 2), dtype=np.float32)
     exact = np.tile([[0.4], [0.6]], len(moons.GRID))
-    far = np.linalg.norm(moons.GRID, axis=1) >= moons.FAR
-    exact[:, far] = [[0.0], [1.0]]
-    custom = np.full((2, len(moons.GRID)), 0.5)
-    custom[:, far] = [[0.25], [0.75]]
-    custom[:, ~far] = 0.75
-    values = moons.compare(custom, exact, rows)
+    is_far = np.linalg.norm(moons.GRID, axis=1) >= moons.FAR
+    exact[:, is_far] = [[0.0], [1.0]]
+    approximate = np.full((2, len(moons.GRID)), 0.5)
+    approximate[:, is_far] = [[0.25], [0.75]]
+    approximate[:, ~is_far] = 0.75
+    values = moons.compare(approximate, exact, rows)
     mutual = np.log(2) + 0.25 * np.log(0.25) + 0.75 * np.log(0.75)
     assert values["ratio_far"] == pytest.approx(mutual / np.log(2))
     assert values["bald_near"] == pytest.approx(0.0)
     assert values["ratio_near"] == pytest.approx(0.0)
 
 
-def test_doubt_about_rows_of_a_table_is_compared_with_the_exact_one():
+def test_table_uncertainty_is_compared_with_exact_posterior():
     draws = np.random.default_rng(0).normal(size=(4_000, 1))
-    scale = np.array([0.5, 1.0, 2.0, 3.0, 4.0, 5.0])  # three test rows, and the same off the data
+    scale = np.array([0.5, 1.0, 2.0, 3.0, 4.0, 5.0])  # test rows, then rows off the data
 
     def moments(factor, log_variance):
         means = factor * scale * draws
         return np.stack([means, np.full_like(means, log_variance)], axis=-1)
 
     exact = chains.Exact(moments(1.0, 0.0), 3, {}, "")
-    same = chains.compare(exact.moments, exact)
-    assert same["ratio"] == same["ratio_off"] == 1.0
+    exact_values = chains.compare(exact.moments, exact)
+    assert exact_values["ratio"] == exact_values["ratio_off"] == 1.0
     assert chains.compare(moments(0.5, 0.0), exact)["ratio"] == pytest.approx(0.5)
 
 
-def test_pairs_of_independent_numbers_have_even_p_values_and_those_of_dependent_ones_small_ones():
+def test_correlation_p_values_are_uniform_only_for_independent_parameters():
     generator = np.random.default_rng(0)
     theta = generator.normal(size=(500, 60))
     values = parameters.p_values(theta)
@@ -289,7 +289,7 @@ def test_pairs_of_independent_numbers_have_even_p_values_and_those_of_dependent_
 
 
 @pytest.mark.slow
-def test_the_divergence_from_the_exact_posterior_is_that_of_draws(tmp_path):
+def test_divergence_from_exact_posterior_matches_monte_carlo(tmp_path):
     changes = {**parameters.PRODUCTS["bhn-weights-0"], "training": {"epochs": 20, "batch_rows": 30}}
     network = {"factory": "experiments.tables.parameters:product"}
     recipe = parameters.make_toy_recipe("product", 0, {**changes, "network": network})
@@ -306,15 +306,15 @@ def test_the_divergence_from_the_exact_posterior_is_that_of_draws(tmp_path):
             return model.likelihood.log_likelihood(result, torch.from_numpy(rows.y)).sum(1).double()
 
         theta, log_ratio = model.posterior.sample(eps)
-        evidence = log_likelihood(eps).logsumexp(0) - math.log(len(eps))  # eps are the prior's
+        evidence = log_likelihood(eps).logsumexp(0) - math.log(len(eps))  # eps follows the prior
         ratios = log_ratio - log_likelihood(theta) + evidence
     error = ratios.std().item() * (1 / (10 * parameters.EVALUATIONS)) ** 0.5
     assert actual == pytest.approx(ratios.mean().item(), abs=5 * error)
 
 
 @pytest.mark.slow
-def test_a_digit_that_is_left_out_and_weights_that_are_removed_are_measured(tmp_path, monkeypatch):
-    def short(method):
+def test_left_out_digit_and_pruned_weights_are_measured(tmp_path, monkeypatch):
+    def shorten(method):
         return lambda _, seed, **changes: load_recipe(
             f"digits-{method}",
             seed,
@@ -322,11 +322,11 @@ def test_a_digit_that_is_left_out_and_weights_that_are_removed_are_measured(tmp_
             training={"epochs": 8},
         )
 
-    monkeypatch.setattr(detection, "make_recipe", short("mle"))
+    monkeypatch.setattr(detection, "make_recipe", shorten("mle"))
     digit = detection.TABLE_3.rows["mlp"](3, tmp_path)
     assert {*digit.values} == {*detection.TABLE_3.columns}
     assert 50.0 < digit.values["variation_ratio"] < 100.0
-    monkeypatch.setattr(pruning, "make_recipe", short("bbb-mixture"))
+    monkeypatch.setattr(pruning, "make_recipe", shorten("bbb-mixture"))
     pruning.PRUNING.rows["0"](0, tmp_path)
     small = pruning.PRUNING.rows["95"](0, tmp_path).values
     [model] = tmp_path.glob("digits-bbb-mixture-*/models/digits-bbb-mixture")
@@ -338,12 +338,12 @@ def test_a_digit_that_is_left_out_and_weights_that_are_removed_are_measured(tmp_
 
 
 @pytest.mark.slow
-def test_dropout_by_alpha_is_attacked_and_timed(tmp_path, monkeypatch):
-    def short(base, seed, **changes):
+def test_alpha_dropout_is_attacked_and_timed(tmp_path, monkeypatch):
+    def shorten(base, seed, **changes):
         training = changes.get("training", {}) | {"epochs": 2}
         return load_recipe(base.replace("mnist", "digits"), seed, training=training)
 
-    monkeypatch.setattr(alpha, "load_recipe", short)
+    monkeypatch.setattr(alpha, "load_recipe", shorten)
     for row in ("mlp", "alpha-0.5"):
         assert {*alpha.ALPHA.columns} < {*alpha.ALPHA.rows[row](0, tmp_path).values}
     assert alpha.ALPHA_DRAWS.rows["2"](0, tmp_path).values["seconds"] > 0.0
@@ -351,7 +351,7 @@ def test_dropout_by_alpha_is_attacked_and_timed(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.fits
-def test_rows_are_undecided_by_doubt_or_by_the_flag(tmp_path, monkeypatch):
+def test_rows_are_undecided_by_uncertainty_or_flag(tmp_path, monkeypatch):
     monkeypatch.setattr(
         undecided, "load_recipe", lambda _, seed, **__: load_recipe("digits-mle", seed)
     )
@@ -375,7 +375,7 @@ def test_unusual_images_are_detected_and_flagged(tmp_path, monkeypatch):
 
 
 @pytest.mark.fits
-def test_a_gap_is_the_middle_third_of_a_column(tmp_path, monkeypatch):
+def test_gap_split_removes_middle_third_of_column(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     table = rng.normal(size=(180, 3))
     table[:, 2] = table[:, 0] + 0.1 * rng.normal(size=180)
@@ -403,7 +403,7 @@ def test_rows_can_have_fewer_seeds(tmp_path):
 
 
 @pytest.mark.fits
-def test_labels_that_an_arm_needs_are_counted_to_the_end(tmp_path, monkeypatch):
+def test_arm_below_target_counts_labels_beyond_end(tmp_path, monkeypatch):
     monkeypatch.setattr(
         labelling, "load_recipe", lambda _, seed: load_recipe("digits-dropout", seed)
     )
@@ -417,36 +417,36 @@ def test_labels_that_an_arm_needs_are_counted_to_the_end(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("stopped", "moving"),
+    ("stop_reason", "warnings"),
     [
         ("after 30 epochs: levelled off after 20", []),
         ("after 30 epochs, the limit of training.max_epochs: too few", [MOVING]),
         ("after 30 epochs, as configured", [MOVING]),
     ],
 )
-def test_a_fit_that_ended_by_itself_may_rise_as_its_rates_decay(tmp_path, stopped, moving):
+def test_fit_that_levelled_off_may_still_rise(tmp_path, stop_reason, warnings):
     rows = [{"validation_log_likelihood": 0.1 * epoch} for epoch in range(30)]
     lines = "\n".join(json.dumps(row) for row in rows)
     (tmp_path / "metrics.jsonl").write_text(lines)
     model = object.__new__(Fitted)
-    vars(model).update(folder=tmp_path, provenance=SimpleNamespace(stopped=stopped))
-    assert measures.find_moving_curves(model) == moving
+    vars(model).update(folder=tmp_path, provenance=SimpleNamespace(stopped=stop_reason))
+    assert measures.find_moving_curves(model) == warnings
 
 
-def test_arms_are_compared_with_random_choice_where_all_seeds_have_labels():
+def test_arms_are_compared_with_random_where_all_seeds_have_labels():
     curves = {
         "bhn-warm-bald": [[60.0, 95.0], [62.0, 96.0, 97.0], [61.0, 97.0, 98.0]],
         "bhn-warm-random": [[60.0, 91.0, 92.0], [62.0, 92.0, 93.0], [61.0, 93.0, 94.0]],
     }
-    needed = {"labels": 310.0, "labels_at": [20, 30, 40]}
+    counts = {"labels": 310.0, "labels_at": [20, 30, 40]}
     results = {
         row: [
-            Cell(row, seed, Measured({**needed, "accuracies": accuracies}, ""), 1.0, "", 1, {})
-            for seed, accuracies in enumerate(parent)
+            Cell(row, seed, Measured({**counts, "accuracies": accuracies}, ""), 1.0, "", 1, {})
+            for seed, accuracies in enumerate(seed_accuracies)
         ]
-        for row, parent in curves.items()
+        for row, seed_accuracies in curves.items()
     }
     output = labelling.FIGURE_4.conclude(results)
-    assert "`bhn-warm-bald` unknown." in output  # no seed of either arm is there
-    half = stats.t.ppf(0.975, 4) * math.sqrt(2 / 3)  # of a difference of 4, variances of 1
-    assert f"`bhn-warm-bald` {4 - half:.1f} to {4 + half:.1f} at 30." in output
+    assert "`bhn-warm-bald` unknown." in output  # No seed reaches the target.
+    half_width = stats.t.ppf(0.975, 4) * math.sqrt(2 / 3)  # difference 4, variances 1
+    assert f"`bhn-warm-bald` {4 - half_width:.1f} to {4 + half_width:.1f} at 30." in output

@@ -5,7 +5,7 @@ from experiments.uci import load_uci
 from tests.support.recipes import get_recipe
 
 
-def test_a_uci_split_is_the_one_that_the_source_names(tmp_path, monkeypatch):
+def test_uci_source_selects_named_split(tmp_path, monkeypatch):
     monkeypatch.setenv("DUBITO_DATA", str(tmp_path))
     random = np.random.default_rng(0)
     content = np.column_stack([np.arange(30.0), *random.normal(size=(2, 30))])

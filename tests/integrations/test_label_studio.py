@@ -52,7 +52,7 @@ def webhook(digit, task=1, row=None, action="ANNOTATION_CREATED", **annotation):
     }
 
 
-def test_predictions_have_the_form_that_label_studio_takes_and_rank_by_doubt(service, digits_rows):
+def test_predictions_have_label_studio_format_and_uncertainty_score(service, digits_rows):
     setup = service.post("/label-studio/digits/setup", json={"project": "1", "schema": CONFIG})
     assert setup.json() == {"model_version": "digits:1"}
     assert service.get("/label-studio/digits/health").json()["status"] == "UP"
@@ -62,17 +62,17 @@ def test_predictions_have_the_form_that_label_studio_takes_and_rank_by_doubt(ser
         "/label-studio/digits/predict", json={"tasks": tasks, "label_config": CONFIG, "params": {}}
     )
     results = answer.json()["results"]
-    message = service.post("/predict", json={"inputs": rows, "num_samples": 1000}).json()[
+    predictions = service.post("/predict", json={"inputs": rows, "num_samples": 1000}).json()[
         "predictions"
     ]
     assert [len(result["result"]) for result in results] == [1] * 20
-    agree = [
+    matches = [
         r["result"][0]["value"]["choices"] == [p["label"]]
-        for r, p in zip(results, message, strict=True)
+        for r, p in zip(results, predictions, strict=True)
     ]
-    assert sum(agree) >= 18  # other draws
+    assert sum(matches) >= 18  # the draws differ
     by_score = sorted(range(20), key=lambda i: results[i]["score"])
-    by_entropy = sorted(range(20), key=lambda i: -message[i]["entropy"])
+    by_entropy = sorted(range(20), key=lambda i: -predictions[i]["entropy"])
     assert set(by_score[:3]) & set(by_entropy[:5])
     assert all(
         0.0 <= result["score"] <= 1.0 and result["model_version"] == "digits:1"
@@ -80,9 +80,9 @@ def test_predictions_have_the_form_that_label_studio_takes_and_rank_by_doubt(ser
     )
 
 
-def test_what_does_not_suit_is_refused_by_name(service, digits_rows):
+def test_unsuitable_requests_get_specific_errors(service, digits_rows):
     row = digits_rows[0].tolist()
-    for content, detail in (
+    for content, message in (
         (
             {"tasks": [{"data": {INPUT: row}}], "label_config": "<View/>"},
             "label_config: expected <Choices",
@@ -99,14 +99,14 @@ def test_what_does_not_suit_is_refused_by_name(service, digits_rows):
         ),
     ):
         answer = service.post("/label-studio/digits/predict", json=content)
-        assert (answer.status_code, answer.json()["detail"][: len(detail)]) == (422, detail)
+        assert (answer.status_code, answer.json()["detail"][: len(message)]) == (422, message)
     assert service.post("/label-studio/nothing/setup", json={"schema": CONFIG}).status_code == 404
 
 
-def test_a_webhook_s_label_is_kept_once_and_a_later_one_takes_its_place(service, digits_rows):
+def test_webhook_stores_label_once_and_replaces_it_on_update(service, digits_rows):
     path, row = "/label-studio/digits/webhook", digits_rows[0].tolist()
     assert service.post(path, json=webhook("3", row=row)).status_code == 201
-    assert service.post(path, json=webhook("3")).status_code == 201  # the row is known now
+    assert service.post(path, json=webhook("3")).status_code == 201  # a known row
     assert service.get("/models/digits/labels").json()["labels"] == 1
     assert service.post(path, json=webhook("8", action="ANNOTATION_UPDATED")).status_code == 201
     assert (
@@ -118,16 +118,16 @@ def test_a_webhook_s_label_is_kept_once_and_a_later_one_takes_its_place(service,
         assert service.post(path, json=webhook(choice, task=3, row=row)).status_code == 422
     assert (
         service.post(path, json=webhook("3", task=4)).status_code == 422
-    )  # an image that is nowhere
+    )  # the image does not exist
     page = service.get("/models/digits/labels").json()
     assert page["labels"] == 1
     reference = {"labels": [{"id": "label-studio-2-1", "label": "8"}]}
     assert service.post("/labels", json=reference).json()["known"] == 1
     acquire = {"pool": digits_rows[:5].tolist(), "ids": list("abcde"), "k": 1, "keep": True}
     (selected,) = service.post("/acquire", json=acquire).json()["ranking"]
-    of_acquired = webhook("5", task=9)
-    of_acquired["task"]["data"]["dubito_id"] = selected["id"]
-    assert service.post(path, json=of_acquired).status_code == 201
+    acquired_webhook = webhook("5", task=9)
+    acquired_webhook["task"]["data"]["dubito_id"] = selected["id"]
+    assert service.post(path, json=acquired_webhook).status_code == 201
     reference = {"labels": [{"id": selected["id"], "label": "5"}]}
     assert service.post("/labels", json=reference).json() == {
         "model": "digits",
@@ -138,10 +138,10 @@ def test_a_webhook_s_label_is_kept_once_and_a_later_one_takes_its_place(service,
     }
 
 
-def test_no_label_comes_without_a_key_that_may_label(service, digits_rows):
+def test_webhook_requires_key_with_label_scope(service, digits_rows):
     content = webhook("3", row=digits_rows[0].tolist())
     path = "/label-studio/digits/webhook"
-    anybody = httpx.Client(base_url=service.base_url)
+    anonymous = httpx.Client(base_url=service.base_url)
     basic = base64.b64encode(f"dubito:{KEY}".encode()).decode()
     for headers, status in (
         ({}, 401),
@@ -155,31 +155,31 @@ def test_no_label_comes_without_a_key_that_may_label(service, digits_rows):
         ),
         ({"Authorization": f"Basic {basic}"}, 201),
     ):
-        assert anybody.post(path, json=content, headers=headers).status_code == status
-    # basic authentication is for Label Studio alone
-    assert anybody.get("/models", headers={"Authorization": f"Basic {basic}"}).status_code == 401
-    anybody.close()
+        assert anonymous.post(path, json=content, headers=headers).status_code == status
+    # only Label Studio routes accept basic authentication
+    assert anonymous.get("/models", headers={"Authorization": f"Basic {basic}"}).status_code == 401
+    anonymous.close()
 
 
 class Studio:
-    """A project of Label Studio, whose tasks have the given data."""
+    """A Label Studio project with one task per row of data."""
 
     def __init__(self, rows):
         self.page = [{"id": i, "data": data} for i, data in enumerate(rows)]
-        self.predicted = []
+        self.predicted_tasks = []
 
     def tasks(self, _):
         yield self.page
 
     def json(self, method, path, content=None):
         if method == "POST":
-            self.predicted.append(content["task"])
+            self.predicted_tasks.append(content["task"])
         return {"label_config": CONFIG}
 
 
-def test_an_unreadable_task_does_not_stop_the_others(service, digits_rows):
-    good = {INPUT: digits_rows[0].tolist()}
-    rows = [{"image": "/data/lost.png"}, good, good, {INPUT: [1]}]
+def test_unreadable_task_does_not_block_others(service, digits_rows):
+    valid = {INPUT: digits_rows[0].tolist()}
+    rows = [{"image": "/data/lost.png"}, valid, valid, {INPUT: [1]}]
     tasks = [{"id": i, "data": data} for i, data in enumerate(rows)]
     content = {"tasks": tasks, "label_config": CONFIG}
     answer = service.post("/label-studio/digits/predict", json=content)
@@ -191,9 +191,9 @@ def test_an_unreadable_task_does_not_stop_the_others(service, digits_rows):
     assert "reason" not in results[1]
 
     rows[2] = {INPUT: [3e38] * 64}  # readable, but without a finite result
-    studio = Studio([*rows, good])
+    studio = Studio([*rows, valid])
     backend = Backend(str(service.base_url.join("/label-studio/digits")), KEY)
     summary = synchronise(studio, backend, 1)
     backend._http.close()
-    assert sorted(studio.predicted) == [1, 4]
+    assert sorted(studio.predicted_tasks) == [1, 4]
     assert "2 tasks predicted, 3 tasks failed (last: " in summary

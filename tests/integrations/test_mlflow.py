@@ -35,7 +35,7 @@ def invoke(client, content):
     return answer.json()
 
 
-def refusal(answer, status=400, code="BAD_REQUEST"):
+def get_error(answer, status=400, code="BAD_REQUEST"):
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == JSON
     assert set(answer.json()) == {"error_code", "message"}
@@ -43,16 +43,16 @@ def refusal(answer, status=400, code="BAD_REQUEST"):
     return answer.json()["message"]
 
 
-def native(client, inputs, **fields):
+def predict(client, inputs, **fields):
     answer = client.post("/predict", json={"inputs": inputs, **fields})
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
 @pytest.mark.parametrize("model", ["people", "rents"])
-def test_tables_come_in_every_form(client, model):
+def test_tables_are_accepted_in_every_format(client, model):
     params = {"model": model, "seed": "7", "coverage": 0.9}
-    expected = native(client, PEOPLE, model=model, seed=7, coverage=0.9)
+    expected = predict(client, PEOPLE, model=model, seed=7, coverage=0.9)
     for form, rows in (
         ("dataframe_split", SPLIT),
         ("dataframe_split", {**SPLIT, "data": [[1, "Rome", 31.0], [2, None, float("nan")]]}),
@@ -64,9 +64,9 @@ def test_tables_come_in_every_form(client, model):
         assert invoke(client, {form: rows, "params": params}) == expected, form
 
 
-def test_rows_of_numbers_come_in_every_form(client, digits_rows):
+def test_numeric_rows_are_accepted_in_every_format(client, digits_rows):
     rows = digits_rows[:2].tolist()
-    expected = native(client, rows, model="digits", seed=7)
+    expected = predict(client, rows, model="digits", seed=7)
     pixels = [str(i) for i in range(64)]
     for form, content in (
         ("instances", rows),
@@ -81,13 +81,13 @@ def test_rows_of_numbers_come_in_every_form(client, digits_rows):
         assert invoke(client, {form: content, "params": {"seed": 7}}) == expected, form
 
 
-def test_texts_and_pictures_come_in_every_form(client):
-    of_kind = {
+def test_texts_and_images_are_accepted_in_every_format(client):
+    rows_by_model = {
         "texts": ["good film", "bad day"],
         "pictures": [base64.b64encode(pixel((128, 12, 250))).decode()] * 2,
     }
-    for model, rows in of_kind.items():
-        expected = native(client, rows, model=model, seed=7)
+    for model, rows in rows_by_model.items():
+        expected = predict(client, rows, model=model, seed=7)
         for form, content in (
             ("instances", rows),
             ("inputs", {"text": rows}),
@@ -97,39 +97,42 @@ def test_texts_and_pictures_come_in_every_form(client):
             assert (
                 invoke(client, {form: content, "params": {"seed": 7, "model": model}}) == expected
             ), form
-    other = {"columns": ["stars", "text"], "data": [[3, text] for text in of_kind["texts"]]}
-    expected = native(client, of_kind["texts"], model="texts", seed=7)
+    extra_column = {
+        "columns": ["stars", "text"],
+        "data": [[3, text] for text in rows_by_model["texts"]],
+    }
+    expected = predict(client, rows_by_model["texts"], model="texts", seed=7)
     assert (
-        invoke(client, {"dataframe_split": other, "params": {"seed": 7, "model": "texts"}})
+        invoke(client, {"dataframe_split": extra_column, "params": {"seed": 7, "model": "texts"}})
         == expected
     )
 
 
-def test_long_requests_are_answered(client, digits_rows):
+def test_long_requests_get_same_answer_as_predict(client, digits_rows):
     rows = np.tile(digits_rows, (3, 1)).tolist()
-    expected = native(client, rows, model="digits", seed=7)
+    expected = predict(client, rows, model="digits", seed=7)
     assert invoke(client, {"inputs": rows, "params": {"seed": 7}}) == expected
     frame = {"columns": list(range(64)), "data": rows}
     assert invoke(client, {"params": {"seed": 7}, "dataframe_split": frame}) == expected
 
 
-def test_csv_is_a_table_of_the_default_model(kinds, client):
+def test_csv_is_read_as_table_for_default_model(kinds, client):
     text = b"city,age,other\nRome,31,x\n,,y\n"
-    assert refusal(post(client, text, CSV)).startswith(
+    assert get_error(post(client, text, CSV)).startswith(
         "body: expected a CSV file for a model of columns or text"
     )
     with open_client(kinds, DUBITO_DEFAULT_MODEL="people", DUBITO_MAX_ROWS="2") as custom:
         answer = post(custom, text, CSV + "; charset=utf-8").json()
-        assert answer == native(custom, PEOPLE, seed=answer["seed"])
+        assert answer == predict(custom, PEOPLE, seed=answer["seed"])
         assert (
-            refusal(post(custom, text + b"Rome,3,z\n", CSV), 413)
+            get_error(post(custom, text + b"Rome,3,z\n", CSV), 413)
             == "body: expected at most 2 rows, got 3"
         )
-        assert "age: expected a number" in refusal(post(custom, b"city,age\nRome,old\n", CSV))
+        assert "age: expected a number" in get_error(post(custom, b"city,age\nRome,old\n", CSV))
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (b"{", "body: expected JSON"),
         ({}, "body: expected one of dataframe_split, dataframe_records, instances, inputs, got 0"),
@@ -159,40 +162,40 @@ def test_csv_is_a_table_of_the_default_model(kinds, client):
         ),
     ],
 )
-def test_what_is_wrong_is_named(client, content, words):
-    assert refusal(post(client, content)).startswith(words)
+def test_invalid_requests_get_specific_errors(client, content, message):
+    assert get_error(post(client, content)).startswith(message)
 
 
-def test_errors_of_every_kind_have_mlflow_s_form(client, kinds):
+def test_all_errors_have_mlflow_format(client, kinds):
     unknown = post(client, {"inputs": [[0]], "params": {"model": "nothing"}})
-    assert refusal(unknown, 404, "RESOURCE_DOES_NOT_EXIST").startswith("model: expected one of")
-    assert refusal(client.get("/invocations"), 405) == "method: expected POST, got GET"
-    assert refusal(post(client, b"x", "text/plain"), 415).startswith(
+    assert get_error(unknown, 404, "RESOURCE_DOES_NOT_EXIST").startswith("model: expected one of")
+    assert get_error(client.get("/invocations"), 405) == "method: expected POST, got GET"
+    assert get_error(post(client, b"x", "text/plain"), 415).startswith(
         "Content-Type: expected application/json or text/csv"
     )
-    assert refusal(client.post("/invocations?seed=3", json={})).startswith(
+    assert get_error(client.post("/invocations?seed=3", json={})).startswith(
         "query: expected no parameters"
     )
     with open_client(kinds, DUBITO_API_KEYS="the-key-of-the-team") as custom:
-        assert refusal(post(custom, {"inputs": [[0]]}), 401, "UNAUTHENTICATED").startswith(
+        assert get_error(post(custom, {"inputs": [[0]]}), 401, "UNAUTHENTICATED").startswith(
             "key: expected a valid key"
         )
         custom.headers["X-API-Key"] = "the-key-of-the-team"
-        assert "since there are several" in refusal(post(custom, {"inputs": [[0]]}))
+        assert "since there are several" in get_error(post(custom, {"inputs": [[0]]}))
         assert custom.get("/ping", headers={"X-API-Key": ""}).status_code == 200
 
 
-def test_it_is_ready_when_there_is_a_model(client, tmp_path):
+def test_ping_succeeds_only_if_a_model_is_published(client, tmp_path):
     answer = client.get("/ping")
     assert (answer.status_code, answer.content) == (200, b"\n")
     assert client.get("/version").text == client.get("/openapi.json").json()["info"]["version"]
     with serving(tmp_path) as (url, _):
-        assert refusal(httpx.get(f"{url}/ping"), 503, "TEMPORARILY_UNAVAILABLE").startswith(
+        assert get_error(httpx.get(f"{url}/ping"), 503, "TEMPORARILY_UNAVAILABLE").startswith(
             "no model is published"
         )
 
 
-def test_a_body_of_nan_alone_takes_little_more_memory_than_its_bytes():
+def test_replacing_nan_uses_less_than_four_times_the_body_size():
     body = b'{"inputs": [[' + b", ".join([b"NaN"] * 200_000) + b"]]}"
     tracemalloc.start()
     try:
@@ -206,7 +209,7 @@ def test_a_body_of_nan_alone_takes_little_more_memory_than_its_bytes():
 @pytest.mark.parametrize(
     "text", ['{"inputs": [[NaN, "NaN", "\\"NaN", "x"], [NaN, NaN, "N", "NaNa"]], "params": {}}']
 )
-def test_nan_is_null_but_in_strings(text):
+def test_nan_becomes_null_except_in_strings(text):
     _, form, rows = read_invocation(
         text.encode(), 10, RequestContext(Reservation(ByteBudget(1 << 20)))
     )
@@ -214,7 +217,7 @@ def test_nan_is_null_but_in_strings(text):
     assert (form, rows) == ("inputs", expected["inputs"])
 
 
-def test_many_nested_arrays_are_refused_before_they_are_parsed(client):
+def test_many_nested_arrays_are_rejected_before_parsing(client):
     body = b'{"inputs": [' + b",".join([b"[]"] * 700_000) + b"]}"
     answer = client.post("/invocations", content=body, headers={"Content-Type": "application/json"})
-    assert "arrays and objects" in refusal(answer, 413)
+    assert "arrays and objects" in get_error(answer, 413)

@@ -13,7 +13,7 @@ from model_store.inference.model import Model
 from service.__main__ import main
 from tests.support import tiny
 
-LOADED = """
+LOAD_SCRIPT = """
 import sys
 sys.path.insert(0, "code")
 import numpy as np
@@ -26,7 +26,7 @@ print(model.predict(np.zeros((2, 3)), {"seed": 7}).to_json(double_precision=15))
 
 
 @pytest.fixture
-def written(store, tmp_path, capsys):
+def exported_model(store, tmp_path, capsys):
     tiny.publish(store, "tiny")
     folder = tmp_path / "written"
     assert main(["mlflow", "--store", str(store.root), "tiny", str(folder)]) == 0
@@ -34,12 +34,15 @@ def written(store, tmp_path, capsys):
     return folder
 
 
-def test_a_version_answers_alike_from_its_own_code(store, written):
-    described = json.loads((written / "MLmodel").read_text())
-    assert described["flavors"]["python_function"]["loader_module"] == "integrations.mlflow.pyfunc"
-    assert not [*written.rglob("*.pkl"), *written.rglob("*.pyc")]
+def test_exported_model_predicts_the_same_with_exported_code(store, exported_model):
+    metadata = json.loads((exported_model / "MLmodel").read_text())
+    assert metadata["flavors"]["python_function"]["loader_module"] == "integrations.mlflow.pyfunc"
+    assert not [*exported_model.rglob("*.pkl"), *exported_model.rglob("*.pyc")]
     output = subprocess.run(
-        [sys.executable, "-I", "-c", LOADED], cwd=written, capture_output=True, text=True
+        [sys.executable, "-I", "-c", LOAD_SCRIPT],
+        cwd=exported_model,
+        capture_output=True,
+        text=True,
     )
     assert output.returncode == 0, output.stderr
     result = PyfuncModel(Model.load(store.open("tiny", "1")))
@@ -51,15 +54,15 @@ def test_a_version_answers_alike_from_its_own_code(store, written):
     assert fresh[0] != fresh[1]
 
 
-def test_a_folder_that_is_there_is_kept(store, written, capsys):
-    before = sorted(written.rglob("*"))
-    assert main(["mlflow", "--store", str(store.root), "tiny:1", str(written)]) == 2
+def test_existing_folder_is_not_overwritten(store, exported_model, capsys):
+    before = sorted(exported_model.rglob("*"))
+    assert main(["mlflow", "--store", str(store.root), "tiny:1", str(exported_model)]) == 2
     assert "folder: expected a folder that does not exist yet" in capsys.readouterr().err
-    assert sorted(written.rglob("*")) == before
+    assert sorted(exported_model.rglob("*")) == before
 
 
-def test_what_is_changed_is_not_loaded(written):
-    graph = written / "store" / "tiny" / "1" / "network.onnx"
+def test_modified_graph_is_not_loaded(exported_model):
+    graph = exported_model / "store" / "tiny" / "1" / "network.onnx"
     graph.write_bytes(graph.read_bytes()[:-1])
     with pytest.raises(Exception, match=r"network\.onnx"):
-        ModelStore(written / "store").open("tiny", "1")
+        ModelStore(exported_model / "store").open("tiny", "1")

@@ -15,8 +15,8 @@ def store(tmp_path, digits_store):
     shutil.copytree(digits_store, root)
     store = ModelStore(root)
     manifest = store.manifest("digits", "1")
-    custom = set(Manifest.model_fields) - set(Description.model_fields)
-    description = Description.model_validate(manifest.model_dump(exclude=custom))
+    store_fields = set(Manifest.model_fields) - set(Description.model_fields)
+    description = Description.model_validate(manifest.model_dump(exclude=store_fields))
     for name in ("digits", "digits", "other"):
         store.publish(name, description, dict.fromkeys(FILES, b"content"))
     return store
@@ -32,12 +32,12 @@ def test_list_shows_models_versions_and_aliases(store):
     ]
 
 
-def test_list_of_an_empty_store_says_nothing(tmp_path):
+def test_list_of_empty_store_prints_nothing(tmp_path):
     completed = run_store(ModelStore(tmp_path), "list")
     assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
 
 
-def test_the_store_may_come_from_the_environment(store):
+def test_store_can_be_set_in_the_environment(store):
     command = [sys.executable, "-m", "model_store", "list"]
     environment = {"DUBITO_STORE": str(store.root), "PYTHONPATH": str(ROOT)}
     completed = subprocess.run(
@@ -46,7 +46,7 @@ def test_the_store_may_come_from_the_environment(store):
     assert completed.stdout.startswith("digits: versions 1, 2, 3")
 
 
-def test_verify_says_that_every_version_is_whole(store):
+def test_verify_lists_intact_versions(store):
     completed = run_store(store, "verify")
     assert completed.returncode == 0
     assert completed.stdout.splitlines() == [
@@ -56,14 +56,14 @@ def test_verify_says_that_every_version_is_whole(store):
 
 
 @pytest.mark.parametrize("command", [["verify"], ["list"], ["delete", "digits:1"]])
-def test_a_missing_store_is_an_error(tmp_path, command):
+def test_missing_store_is_an_error(tmp_path, command):
     completed = run_store(ModelStore(tmp_path / "absent"), *command)
     assert completed.returncode == 2
     assert "DUBITO_STORE: expected an existing folder, got" in completed.stderr
     assert not (tmp_path / "absent").exists()
 
 
-def test_verify_names_what_is_broken_and_exits_1(store):
+def test_verify_names_broken_versions_and_exits_1(store):
     path = store.root / "digits" / "1" / "weights.safetensors"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -79,13 +79,13 @@ def test_verify_names_what_is_broken_and_exits_1(store):
     ]
 
 
-def test_alias_moves_latest_back(store):
+def test_alias_rolls_latest_back(store):
     completed = run_store(store, "alias", "digits", "latest", "1")
     assert (completed.returncode, completed.stderr) == (0, "")
     assert store.resolve("digits") == "1"
 
 
-def test_an_alias_moves_to_a_version_that_cannot_be_served_only_if_told_to(store):
+def test_alias_moves_to_unservable_version_only_with_anyway(store):
     completed = run_store(store, "alias", "digits", "latest", "2")
     assert (completed.returncode, store.resolve("digits")) == (2, "3")
     assert completed.stderr.startswith("error: model digits version 2: ")
@@ -93,41 +93,41 @@ def test_an_alias_moves_to_a_version_that_cannot_be_served_only_if_told_to(store
     assert (completed.returncode, completed.stderr, store.resolve("digits")) == (0, "", "2")
 
 
-def test_keep_deletes_and_says_what(store):
+def test_keep_prints_deleted_versions(store):
     store.set_alias("digits", "champion", "1")
     assert run_store(store, "keep", "digits", "1").stdout == "deleted: 2\n"
     assert run_store(store, "keep", "digits", "1").stdout == "deleted: nothing\n"
     assert store.versions("digits") == ["1", "3"]
 
 
-def test_delete_takes_what_no_alias_names(store):
+def test_delete_accepts_only_versions_without_alias(store):
     store.set_alias("digits", "champion", "1")
-    refused = run_store(store, "delete", "digits:1")
-    assert refused.returncode == 2
+    failure = run_store(store, "delete", "digits:1")
+    assert failure.returncode == 2
     expected = "one that no alias names (--force deletes others too)"
     assert (
-        refused.stderr
+        failure.stderr
         == f"error: version: expected {expected}, got version 1, with the aliases champion\n"
     )
     assert run_store(store, "delete", "digits:2").stdout == "deleted: digits version 2\n"
     assert store.versions("digits") == ["1", "3"]
 
 
-def test_delete_by_force_removes_aliases_but_never_moves_latest(store):
+def test_forced_delete_removes_aliases_but_never_moves_latest(store):
     store.set_alias("digits", "champion", "2")
     completed = run_store(store, "delete", "digits:2", "--force")
     assert (completed.returncode, completed.stderr) == (0, "")
     assert completed.stdout.splitlines() == ["deleted: digits version 2", "champion: removed"]
-    refused = run_store(store, "delete", "digits:3", "--force")
-    assert refused.returncode == 2
-    assert "move latest first" in refused.stderr
+    failure = run_store(store, "delete", "digits:3", "--force")
+    assert failure.returncode == 2
+    assert "move latest first" in failure.stderr
     assert store.aliases("digits") == {"latest": "3"}
 
 
-def test_a_whole_model_is_deleted_by_force(store):
-    refused = run_store(store, "delete", "digits")
-    assert (refused.returncode, store.versions("digits")) == (2, ["1", "2", "3"])
-    assert "got all versions, with the aliases latest" in refused.stderr
+def test_all_versions_of_a_model_are_deleted_only_by_force(store):
+    failure = run_store(store, "delete", "digits")
+    assert (failure.returncode, store.versions("digits")) == (2, ["1", "2", "3"])
+    assert "got all versions, with the aliases latest" in failure.stderr
     assert run_store(store, "delete", "digits", "--force").stdout.splitlines() == [
         "deleted: digits version 1, 2, 3",
         "latest: removed",
@@ -135,7 +135,7 @@ def test_a_whole_model_is_deleted_by_force(store):
     assert store.names() == ["other"]
 
 
-def test_an_alias_is_removed_and_its_version_stays(store):
+def test_removing_an_alias_retains_its_version(store):
     store.set_alias("digits", "champion", "1")
     completed = run_store(store, "alias", "digits", "champion", "--remove")
     assert (completed.returncode, completed.stderr, store.aliases("digits")) == (
@@ -146,29 +146,29 @@ def test_an_alias_is_removed_and_its_version_stays(store):
     assert store.versions("digits") == ["1", "2", "3"]
 
 
-def test_show_says_what_a_version_is(store):
+def test_show_prints_fields_of_a_version(store):
     manifest = store.manifest("digits", "1")
     completed = run_store(store, "show", "digits:1")
     assert (completed.returncode, completed.stderr) == (0, "")
     title, *lines = completed.stdout.splitlines()
     assert title == "digits version 1"
-    message = dict(line.strip().split("  ", 1) for line in lines)
-    message = {key: text.strip() for key, text in message.items()}
-    assert message["method"] == manifest.method
-    assert message["input.shape"] == "8, 8"
-    assert message["output.classes"] == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
-    assert message["detectors.ranking_rows"] == str(manifest.detectors.ranking_rows)
-    assert message["quality.test_accuracy"] == f"{manifest.quality['test_accuracy']:.6g}"
-    assert message["training.data"] == "digits"
-    assert message["size"].startswith(
+    fields = dict(line.strip().split("  ", 1) for line in lines)
+    fields = {key: text.strip() for key, text in fields.items()}
+    assert fields["method"] == manifest.method
+    assert fields["input.shape"] == "8, 8"
+    assert fields["output.classes"] == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
+    assert fields["detectors.ranking_rows"] == str(manifest.detectors.ranking_rows)
+    assert fields["quality.test_accuracy"] == f"{manifest.quality['test_accuracy']:.6g}"
+    assert fields["training.data"] == "digits"
+    assert fields["size"].startswith(
         f"{sum(file.size for file in manifest.files.values()):,} bytes"
     )
-    assert (message["digest"], message["signature"]) == (manifest.digest, "none")
+    assert (fields["digest"], fields["signature"]) == (manifest.digest, "none")
     assert run_store(store, "show", "digits").stdout.startswith("digits version 3 (latest)\n")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "message"),
     [
         (
             ("delete", "digits:9"),
@@ -209,9 +209,9 @@ def test_show_says_what_a_version_is(store):
         ((), "the following arguments are required"),
     ],
 )
-def test_a_wrong_call_says_why_and_exits_2(store, arguments, complaint):
+def test_invalid_call_prints_reason_and_exits_2(store, arguments, message):
     completed = run_store(store, *arguments)
     assert (completed.returncode, completed.stdout) == (2, "")
-    assert complaint in completed.stderr
+    assert message in completed.stderr
     assert "Traceback" not in completed.stderr
     assert store.versions("digits") == ["1", "2", "3"]

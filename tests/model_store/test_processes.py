@@ -9,9 +9,7 @@ from model_store.errors import StoreError
 from model_store.processes import inherited_environment, is_out_of_memory, processors
 
 
-def test_where_the_system_does_not_say_which_processors_a_process_may_use_there_are_all(
-    monkeypatch, tmp_path
-):
+def test_cpu_count_is_used_without_sched_getaffinity(monkeypatch, tmp_path):
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     assert processors(tmp_path / "none", tmp_path / "none") == 6
@@ -31,9 +29,7 @@ def test_where_the_system_does_not_say_which_processors_a_process_may_use_there_
         (None, 8),
     ],
 )
-def test_threads_are_no_more_than_the_container_s_processors(
-    monkeypatch, tmp_path, content, expected
-):
+def test_processors_do_not_exceed_container_limit(monkeypatch, tmp_path, content, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     if content is not None:
         (tmp_path / "cpu.max").write_text(content)
@@ -41,7 +37,7 @@ def test_threads_are_no_more_than_the_container_s_processors(
 
 
 @pytest.mark.parametrize(
-    ("files", "own", "expected"),
+    ("files", "process_cgroup", "expected"),
     [
         ({"a/b/cpu.max": "300000 100000", "a/cpu.max": "max 100000"}, "0::/a/b", 3),
         ({"a/b/cpu.max": "300000 100000", "a/cpu.max": "200000 100000"}, "0::/a/b", 2),
@@ -59,14 +55,14 @@ def test_threads_are_no_more_than_the_container_s_processors(
         ({"unified/x/cpu.max": "200000 100000"}, "3:cpuset:/\n0::/x", 2),
     ],
 )
-def test_limits_of_nested_cgroups_and_of_version_1_count(
-    monkeypatch, tmp_path, files, own, expected
+def test_limits_of_nested_and_version_1_cgroups_apply(
+    monkeypatch, tmp_path, files, process_cgroup, expected
 ):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
-    (tmp_path / "own").write_text(own)
+    (tmp_path / "own").write_text(process_cgroup)
     assert processors(tmp_path, tmp_path / "own") == expected
 
 
@@ -86,7 +82,7 @@ def test_limits_of_nested_cgroups_and_of_version_1_count(
     ],
     ids=str,
 )
-def test_errors_of_memory_are_known_by_type_or_exact_text(error, expected):
+def test_memory_errors_are_recognised_by_type_or_exact_text(error, expected):
     assert is_out_of_memory(error) == expected
     outer = RuntimeError("outer")
     outer.__cause__ = error
@@ -95,36 +91,36 @@ def test_errors_of_memory_are_known_by_type_or_exact_text(error, expected):
 
 def test_children_inherit_only_variables_without_secrets(monkeypatch):
     public = {"PATH": "/bin", "LC_ALL": "C", "OMP_NUM_THREADS": "1", "PYTHONPATH": "/x"}
-    of_store = {"AWS_ACCESS_KEY_ID": "k", "https_proxy": "http://p", "DUBITO_STORE": "s3://b"}
-    secret = ["DUBITO_CLIENT_KEY", "DUBITO_API_KEYS", "DUBITO_LABEL_STUDIO_TOKEN", "MY_PASSWORD"]
+    storage = {"AWS_ACCESS_KEY_ID": "k", "https_proxy": "http://p", "DUBITO_STORE": "s3://b"}
+    secrets = ["DUBITO_CLIENT_KEY", "DUBITO_API_KEYS", "DUBITO_LABEL_STUDIO_TOKEN", "MY_PASSWORD"]
     for name in list(os.environ):
         monkeypatch.delenv(name)
     for name, value in {
         **public,
-        **of_store,
-        **dict.fromkeys(secret, "x"),
+        **storage,
+        **dict.fromkeys(secrets, "x"),
         "PATH_KEY": "x",
     }.items():
         monkeypatch.setenv(name, value)
     assert inherited_environment() == public
-    assert inherited_environment(is_trusted=True) == public | of_store
+    assert inherited_environment(is_trusted=True) == public | storage
 
 
-@pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "ACTIVE", "OMP_NUM_THREADS": "3"}])
-def test_training_s_threads_spin_for_a_moment_alone_unless_more_is_asked_for(given):
-    ours = {
+@pytest.mark.parametrize("overrides", [{}, {"OMP_WAIT_POLICY": "ACTIVE", "OMP_NUM_THREADS": "3"}])
+def test_training_threads_spin_briefly_unless_environment_overrides(overrides):
+    defaults = {
         "OMP_WAIT_POLICY": "PASSIVE",
         "OMP_NUM_THREADS": str(processors()),
         "GOMP_SPINCOUNT": "4000",
     }
-    message = f"import os; from training.commands import configure_process; configure_process(); print(*map(os.environ.get, {[*ours]}))"
-    rest = {name: value for name, value in os.environ.items() if name not in ours}
+    script = f"import os; from training.commands import configure_process; configure_process(); print(*map(os.environ.get, {[*defaults]}))"
+    environment = {name: value for name, value in os.environ.items() if name not in defaults}
     completed = subprocess.run(
-        [sys.executable, "-c", message],
-        env=rest | given,
+        [sys.executable, "-c", script],
+        env=environment | overrides,
         capture_output=True,
         text=True,
         check=True,
     )
-    expected = {**given, "GOMP_SPINCOUNT": "None"} if given else ours
+    expected = {**overrides, "GOMP_SPINCOUNT": "None"} if overrides else defaults
     assert completed.stdout.split() == [*expected.values()]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make the environments of other people's programs, each its own since their dependencies clash:
+# Create an environment for each external program, because their dependencies conflict:
 # environments.sh all | NAME...
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -12,7 +12,7 @@ make_venv() { # NAME PIP-ARGUMENTS...
     ".venv-$1/bin/python" -m pip install --quiet --disable-pip-version-check "${@:2}"
 }
 
-share_packages() { # NAME: with what .venv has
+share_packages() { # NAME: also sees the packages of .venv
     "$PYTHON" -m venv ".venv-$1"
     .venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
         > "$(".venv-$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"
@@ -25,18 +25,18 @@ make_environment() {
     tritonclient) make_venv "$1" 'tritonclient[http]==2.73.0' ;;
     kserve) make_venv "$1" kserve==0.21.0 ;;
     mlserver) make_venv "$1" mlserver==1.7.1 pandas==2.3.3 httpx==0.28.1 ;;
-    mlflow) # and what models that are written for it need
+    mlflow) # with the requirements of exported models
         read -ra needs < <(.venv/bin/python -c 'from integrations.mlflow.pyfunc import requirements; print(*requirements())')
         make_venv "$1" mlflow-skinny==3.17.2 pandas==3.1.1 scipy==1.17.1 "${needs[@]}"
         ;;
     buckets) make_venv "$1" -r tests/real/bucket-requirements.txt ;;
-    page) # selenium, and axe where there is npm
+    page) # selenium, and axe if npm is installed
         make_venv "$1" -r tests/real/page-requirements.txt
         if command -v npm > /dev/null; then
             (cd .venv-page && npm pack --silent axe-core@4.14.1 && tar xzf axe-core-4.14.1.tgz package/axe.min.js)
         fi
         ;;
-    generated) # generators of clients: of Python, and where there is npm of TypeScript
+    generated) # client generators for Python, and for TypeScript if npm is installed
         make_venv "$1" openapi-python-client==0.29.1
         if command -v npm > /dev/null; then
             npm install --silent --no-fund --prefix .venv-generated openapi-typescript@7.13.0 openapi-fetch@0.17.0 typescript@5.9.3
@@ -47,7 +47,7 @@ make_environment() {
         share_packages "$1"
         .venv-examples/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r examples/requirements.txt
         ;;
-    notebooks) # also the two that a fit reports to (docs/python.md)
+    notebooks) # with TensorBoard and MLflow (docs/python.md)
         share_packages "$1"
         .venv-notebooks/bin/python -m pip install --quiet --disable-pip-version-check \
             nbclient==0.11.0 ipykernel==7.4.0 tensorboard==2.21.0 mlflow-skinny==3.17.2
@@ -61,9 +61,9 @@ make_environment() {
 }
 
 for name in "${names[@]}"; do
-    made=.venv-$name/installed
-    if [ "$made" -ot uv.lock ] || [ "$made" -ot "$0" ] || [ ! -e "$made" ]; then
+    marker=.venv-$name/installed
+    if [ "$marker" -ot uv.lock ] || [ "$marker" -ot "$0" ] || [ ! -e "$marker" ]; then
         make_environment "$name"
-        touch "$made"
+        touch "$marker"
     fi
 done

@@ -15,7 +15,7 @@ from model_store.artifacts.store import ModelStore, open_store
 from tests.support import tiny
 from tests.support.buckets import BUCKET, PROGRAMS, SECRET, SeaweedFS, credentials, rclone
 from tests.support.environment import ROOT, environment_with
-from tests.support.serving import SOON, WITH_TRIALS, metric, serving, wait_until
+from tests.support.serving import FAST_POLLING, WITH_PREFLIGHTS, metric, serving, wait_until
 from tests.support.storage_properties import PROPERTIES
 from tests.support.stores import tiny_description, tiny_files
 
@@ -44,10 +44,10 @@ def url(server, monkeypatch):
     return f"s3://{BUCKET}/{uuid.uuid4().hex}"
 
 
-@pytest.mark.parametrize("holds", PROPERTIES, ids=lambda property: property.__name__)
-def test_a_bucket_has_the_properties_of_a_store(url, tmp_path, holds):
+@pytest.mark.parametrize("check_property", PROPERTIES, ids=lambda check: check.__name__)
+def test_bucket_has_store_property(url, tmp_path, check_property):
     numbers = count()
-    holds(lambda: open_store(url, cache=tmp_path / str(next(numbers))))
+    check_property(lambda: open_store(url, cache=tmp_path / str(next(numbers))))
 
 
 PUBLISHER = """
@@ -66,9 +66,8 @@ while True:
 """
 
 
-def test_racing_publishers_killed_at_any_moment_leave_no_version_half_there(url, tmp_path):
-    """Three writers at a time publish, move an alias and delete without end, and are killed, thirty
-    in all."""
+def test_killed_concurrent_publishers_leave_no_partial_version(url, tmp_path):
+    """Kill 30 writers, three at a time, while they publish, move an alias and delete versions."""
     store = open_store(url, cache=tmp_path / "reader")
     published = int(store.publish("m", tiny_description(), tiny_files()).version)
     for batch in range(10):
@@ -90,17 +89,17 @@ def test_racing_publishers_killed_at_any_moment_leave_no_version_half_there(url,
                 == version
             )
     assert published > 1
-    options = store.publish("m", tiny_description(), tiny_files()).version
-    assert int(options) > published
-    assert store.resolve("m") == options
+    latest = store.publish("m", tiny_description(), tiny_files()).version
+    assert int(latest) > published
+    assert store.resolve("m") == latest
 
 
-def test_the_service_serves_from_a_bucket_and_survives_its_absence(server, url, tmp_path):
+def test_service_keeps_serving_while_bucket_is_unavailable(server, url, tmp_path):
     store = open_store(url, cache=tmp_path / "writer")
     tiny.publish(store)
     settings = {
-        **SOON,
-        **WITH_TRIALS,
+        **FAST_POLLING,
+        **WITH_PREFLIGHTS,
         "DUBITO_CACHE": str(tmp_path / "cache"),
         "DUBITO_JOBS_AT_ONCE": "0",
     }
@@ -123,9 +122,9 @@ def test_the_service_serves_from_a_bucket_and_survives_its_absence(server, url, 
             wait_until(lambda: is_reachable(address) == 0, 60)
             assert version(address) == "2"
             assert httpx.get(f"{address}/health/ready").status_code == 200
-            with serving(url, **settings) as (other, _):  # a start without the bucket
-                wait_until(lambda: version(other) == "2", 60)
-                assert is_reachable(other) == 0
+            with serving(url, **settings) as (new_address, _):  # start without the bucket
+                wait_until(lambda: version(new_address) == "2", 60)
+                assert is_reachable(new_address) == 0
         finally:
             server.start()
         wait_until(lambda: is_reachable(address) == 1, 60)
@@ -133,12 +132,12 @@ def test_the_service_serves_from_a_bucket_and_survives_its_absence(server, url, 
         wait_until(lambda: version(address) == "3", 60)
 
 
-def test_workers_and_jobs_take_versions_from_a_bucket(url, tmp_path):
+def test_workers_and_jobs_load_versions_from_bucket(url, tmp_path):
     store = open_store(url, cache=tmp_path / "writer")
     tiny.publish(store)
     settings = {
-        **SOON,
-        **WITH_TRIALS,
+        **FAST_POLLING,
+        **WITH_PREFLIGHTS,
         "DUBITO_CACHE": str(tmp_path / "cache"),
         "DUBITO_WORKERS": "2",
     }
@@ -165,9 +164,8 @@ def run(*command, **environment):
     return completed.returncode, completed.stdout + completed.stderr
 
 
-def test_the_commands_take_a_url(url, tmp_path, quick_recipe):
-    """A fit, its report, a version calibrated again; and what the store's own commands say of
-    them."""
+def test_commands_accept_bucket_url(url, tmp_path, quick_recipe):
+    """Fit, evaluate and recalibrate in a bucket, then list and delete the models."""
     from training.data.arrays import digits
 
     rows = digits().test
@@ -187,23 +185,23 @@ def test_the_commands_take_a_url(url, tmp_path, quick_recipe):
         ("model_store", "verify"),
     ]
     for command in commands:
-        code, message = run(*command, **settings)
-        assert code == 0, message
-        assert SECRET not in message
-    code, message = run("model_store", "list", **settings)
+        code, output = run(*command, **settings)
+        assert code == 0, output
+        assert SECRET not in output
+    code, output = run("model_store", "list", **settings)
     assert (
-        message
+        output
         == "again: versions 1 (latest -> 1)\ndigits: versions 1 (champion -> 1, latest -> 1)\n"
     )
-    _, message = run(
+    _, output = run(
         "model_store", "--store", url, "show", "digits", **{**settings, "DUBITO_STORE": "elsewhere"}
     )
-    assert "created 20" in message  # the report
-    code, message = run("model_store", "delete", "digits", "--force", **settings)
+    assert "created 20" in output  # the report
+    code, output = run("model_store", "delete", "digits", "--force", **settings)
     assert (code, open_store(url, cache=tmp_path / "other").names()) == (0, ["again"])
 
 
-def test_a_server_that_ignores_conditions_is_read_and_refused_for_writing(tmp_path, monkeypatch):
+def test_server_without_conditional_writes_is_read_only(tmp_path, monkeypatch):
     with rclone(tmp_path / "rclone") as address:
         tiny.publish(ModelStore(tmp_path / "rclone" / BUCKET / "prefix"), "m")
         settings = {
@@ -217,17 +215,17 @@ def test_a_server_that_ignores_conditions_is_read_and_refused_for_writing(tmp_pa
             ("keep", "m", "1"),
             ("delete", "m", "--force"),
         ):
-            code, message = run("model_store", *command, **settings)
+            code, output = run("model_store", *command, **settings)
             assert code == 2
-            assert message.startswith(
+            assert output.startswith(
                 "error: DUBITO_STORE: expected a bucket with conditional writes, got one that"
             )
-            assert "ignores If-None-Match" in message and len(message.splitlines()) == 1
-        code, message = run("training", "prune", "m", "--fraction", "0.5", **settings)
-        assert code != 0 and "ignores If-None-Match" in message
+            assert "ignores If-None-Match" in output and len(output.splitlines()) == 1
+        code, output = run("training", "prune", "m", "--fraction", "0.5", **settings)
+        assert code != 0 and "ignores If-None-Match" in output
 
 
-WRONG = {
+INVALID_SETTINGS = {
     "no credentials": {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""},
     "another secret": {"AWS_SECRET_ACCESS_KEY": "another-secret-of-tests"},
     "no such bucket": {"DUBITO_STORE": "s3://elsewhere/prefix"},
@@ -235,12 +233,12 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("case", INVALID_SETTINGS)
 @pytest.mark.parametrize("command", [("model_store", "list"), ("training", "evaluate", "m")])
-def test_bad_input_ends_with_one_clear_line(url, tmp_path, wrong, command):
-    settings = {"DUBITO_STORE": url, "DUBITO_CACHE": str(tmp_path), **WRONG[wrong]}
-    code, message = run(*command, **settings)
-    assert code in (1, 2), message
-    (line,) = message.splitlines()
+def test_invalid_settings_print_one_line(url, tmp_path, case, command):
+    settings = {"DUBITO_STORE": url, "DUBITO_CACHE": str(tmp_path), **INVALID_SETTINGS[case]}
+    code, output = run(*command, **settings)
+    assert code in (1, 2), output
+    (line,) = output.splitlines()
     assert "error: " in line and "s3://" in line
     assert SECRET not in line and "another-secret" not in line

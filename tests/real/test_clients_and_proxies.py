@@ -39,7 +39,7 @@ JAVA = """
 import java.net.URI; import java.net.http.*; import java.net.http.HttpRequest.BodyPublishers;
 public class Client {
   public static void main(String[] args) throws Exception {
-    HttpClient client = HttpClient.newHttpClient();  // asks for h2c with each request
+    HttpClient client = HttpClient.newHttpClient();  // requests h2c each time
     for (int i = 0; i < 3; i++) {
       HttpRequest post = HttpRequest.newBuilder(URI.create(args[0] + "/predict"))
         .header("Content-Type", "application/json").POST(BodyPublishers.ofString(args[1])).build();
@@ -90,21 +90,21 @@ def expected(client):
 
 
 @needs("nginx")
-def test_behind_nginx_nobody_gets_what_another_smuggled(client, expected, tmp_path):
+def test_smuggled_request_behind_nginx_affects_no_other_client(client, expected, tmp_path):
     with nginx(tmp_path, client.base_url.port) as port:
         for _ in range(5):
-            with Connection(port) as attacker, Connection(port) as other:
+            with Connection(port) as attacker, Connection(port) as victim:
                 inner = request("POST", "/predict", b"smuggled")
                 attack = request("POST", "/predict", inner, UPGRADE)
                 assert attacker.ask(attack).status == 422
-                assert other.ask(request("GET", "/health/live")).body == b'{"status":"live"}'
-                answer = other.ask(request("POST", "/predict", BODY))
+                assert victim.ask(request("GET", "/health/live")).body == b'{"status":"live"}'
+                answer = victim.ask(request("POST", "/predict", BODY))
                 assert (answer.status, answer.body) == (200, expected)
                 assert attacker.ask(request("POST", "/predict", BODY, UPGRADE)).body == expected
 
 
 @needs("nginx")
-def test_behind_nginx_bodies_of_all_sizes_come_whole(client, tmp_path):
+def test_bodies_of_all_sizes_pass_nginx_intact(client, tmp_path):
     with nginx(tmp_path, client.base_url.port) as port:
         for rows in (1, 100, 2000):
             body = json.dumps(
@@ -121,7 +121,7 @@ def test_behind_nginx_bodies_of_all_sizes_come_whole(client, tmp_path):
 
 
 @needs("java")
-def test_javas_client_which_asks_for_h2c_is_answered(client, expected, tmp_path):
+def test_java_client_that_requests_h2c_is_answered(client, expected, tmp_path):
     source = tmp_path / "Client.java"
     source.write_text(JAVA)
     command = ["java", str(source), str(client.base_url), BODY.decode()]
@@ -140,7 +140,7 @@ def test_javas_client_which_asks_for_h2c_is_answered(client, expected, tmp_path)
         ("--http2", True),
     ],
 )
-def test_curl_is_answered(client, expected, version, chunked):
+def test_curl_works_with_all_http_versions(client, expected, version, chunked):
     url = f"{client.base_url}/predict"
     headers = [
         "-H",
@@ -153,7 +153,7 @@ def test_curl_is_answered(client, expected, version, chunked):
 
 
 @needs("curl")
-def test_curl_sends_a_large_body_when_it_is_told_to_go_on(client, tmp_path):
+def test_curl_sends_large_body_after_100_continue(client, tmp_path):
     file = tmp_path / "body.json"
     file.write_text(json.dumps({"inputs": [[8.123456] * 64] * 2000, "num_samples": 2}))
     assert file.stat().st_size > 1 << 20

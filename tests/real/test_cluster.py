@@ -11,10 +11,19 @@ import httpx
 import pytest
 import yaml
 
-from tests.support.clusters import PYTHON, QUIET, Load, cluster, due_answers, nodes, replicas, tell
+from tests.support.clusters import (
+    PYTHON,
+    QUIET,
+    Load,
+    cluster,
+    get_expected_answers,
+    nodes,
+    replicas,
+    send_command,
+)
 from tests.support.environment import ROOT, environment_with
 from tests.support.ports import free_port
-from tests.support.serving import answers, metric, serving, wait_until
+from tests.support.serving import is_responding, metric, serving, wait_until
 from tests.support.stores import publish_again
 
 pytestmark = [
@@ -28,47 +37,47 @@ ROWS = 40
 DIGITS = {"model": "digits", "version": "1"}
 
 
-def workers(url, **labels):
+def worker_metrics(url, **labels):
     name = labels.pop("name", "dubito_ready")
     page = httpx.get(f"{url}/metrics", headers=ADMIN, timeout=60).text
-    actual = {
+    names = {
         line.split('worker="')[1].split('"')[0]
         for line in page.splitlines()
         if line.startswith(f"{name}{{")
     }
-    return {worker: metric(page, name, worker=worker, **labels) for worker in actual}
+    return {worker: metric(page, name, worker=worker, **labels) for worker in names}
 
 
-def test_replicas_are_one_service(own_store, digits_store, digits_rows, tmp_path):
+def test_replicas_behave_like_one_service(writable_store, digits_store, digits_rows, tmp_path):
     rows = digits_rows[:ROWS]
     settings = {"DUBITO_ADMIN_KEY": ADMIN["X-API-Key"], "DUBITO_POLL_INTERVAL_S": "1"}
     pool = {"pool": digits_rows[:100].tolist(), "k": 10, "seed": 5, "acquisition": "batchbald"}
-    refused = [
+    invalid_requests = [
         {"inputs": [[1.0] * 63]},
         {"inputs": []},
         {"inputs": [[0.0] * 64], "model": "x"},
         {"inputs": [["a"] * 64]},
     ]
-    with serving(own_store.root, **settings) as (url, _):
-        due = due_answers(url, rows)
-        due_ranking = httpx.post(f"{url}/acquire", json=pool, timeout=60).content
-        due_refusals = [
-            httpx.post(f"{url}/predict", json=request, timeout=60) for request in refused
+    with serving(writable_store.root, **settings) as (url, _):
+        expected = get_expected_answers(url, rows)
+        expected_ranking = httpx.post(f"{url}/acquire", json=pool, timeout=60).content
+        expected_errors = [
+            httpx.post(f"{url}/predict", json=request, timeout=60) for request in invalid_requests
         ]
     with (
-        cluster(own_store.root, tmp_path, **settings) as (url, log),
+        cluster(writable_store.root, tmp_path, **settings) as (url, log),
         httpx.Client(timeout=60) as client,
     ):
-        wait_until(lambda: len(workers(url)) == 2)
-        for request, answer in due * 3:
+        wait_until(lambda: len(worker_metrics(url)) == 2)
+        for request, answer in expected * 3:
             assert httpx.post(f"{url}/predict", json=request, timeout=60).content == answer
         for _ in range(4):
-            assert httpx.post(f"{url}/acquire", json=pool, timeout=60).content == due_ranking
-        for request, answer in zip(refused, due_refusals, strict=True):
-            came = client.post(f"{url}/predict", json=request)
-            assert (came.status_code, came.content) == (answer.status_code, answer.content)
+            assert httpx.post(f"{url}/acquire", json=pool, timeout=60).content == expected_ranking
+        for request, answer in zip(invalid_requests, expected_errors, strict=True):
+            response = client.post(f"{url}/predict", json=request)
+            assert (response.status_code, response.content) == (answer.status_code, answer.content)
 
-        # each replica has its own drift test and counters, and a reset reaches all
+        # Each replica has a separate drift test and counters. A reset reaches all replicas.
         for start in range(0, 160, 4):
             httpx.post(
                 f"{url}/predict",
@@ -76,85 +85,85 @@ def test_replicas_are_one_service(own_store, digits_store, digits_rows, tmp_path
                 timeout=60,
             )
         counts = {"name": "dubito_flag_p_value_count", **DIGITS}
-        wait_until(lambda: sum(workers(url, **counts).values()) == 160)
-        wait_until(lambda: min(workers(url, **counts).values()) > 0)
+        wait_until(lambda: sum(worker_metrics(url, **counts).values()) == 160)
+        wait_until(lambda: min(worker_metrics(url, **counts).values()) > 0)
         answer = client.post(f"{url}/admin/models/digits/versions/1/drift/reset", headers=ADMIN)
         assert answer.json()["reset"]
-        wait_until(lambda: sum(workers(url, **counts).values()) == 0)
+        wait_until(lambda: sum(worker_metrics(url, **counts).values()) == 0)
 
-        # nobody joins Ray without its token
+        # A driver without the token cannot join Ray.
         join = [str(PYTHON), "-c", "import ray; ray.init(address='auto', log_to_driver=False)"]
         environment = {**environment_with(), **QUIET, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-        refusal = subprocess.run(
+        completed = subprocess.run(
             join, env=environment, capture_output=True, text=True, timeout=60, check=False
         )
         assert (
-            refusal.returncode == 1
-            and "Authentication token is missing or incorrect" in refusal.stderr
+            completed.returncode == 1
+            and "Authentication token is missing or incorrect" in completed.stderr
         )
 
-        # the other replica sees a new version when it polls the store
-        publish_again(own_store, digits_store)
+        # The other replica loads a new version when it polls the store.
+        publish_again(writable_store, digits_store)
         assert (
             client.post(f"{url}/admin/refresh", headers=ADMIN).json()["models"]["digits"]["serving"]
             == "2"
         )
         loaded = {"name": "dubito_loaded_version", "model": "digits", "version": "2"}
-        wait_until(lambda: list(workers(url, **loaded).values()) == [1.0, 1.0])
+        wait_until(lambda: list(worker_metrics(url, **loaded).values()) == [1.0, 1.0])
 
-        # a job, on the state folder that all share on this machine
+        # Both replicas share a state folder on this machine, so jobs work.
         job = client.post(
             f"{url}/predict/jobs", json={"inputs": rows.tolist(), "seed": 3, "version": "1"}
         ).json()
         wait_until(lambda: client.get(f"{url}/jobs/{job['id']}").json()["state"] == "done", 60)
-        message = log.read_text()
-    assert "Traceback" not in message and ADMIN["X-API-Key"] not in message
+        log_text = log.read_text()
+    assert "Traceback" not in log_text and ADMIN["X-API-Key"] not in log_text
     wait_until(lambda: replicas() == [])
 
 
-def listening():
+def find_listening_addresses():
     tables = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6")]
     lines = [line for table in tables for line in table.splitlines()]
     return {line.split()[1] for line in lines if line.split()[3] == "0A"}
 
 
 @pytest.mark.parametrize("options", [[], ["--by-model"]], ids=["HAProxy", "Ray's proxy"])
-def test_everything_of_a_cluster_here_listens_on_loopback(digits_store, tmp_path, options):
-    before = listening()
+def test_local_cluster_listens_only_on_loopback(digits_store, tmp_path, options):
+    before = find_listening_addresses()
     with cluster(digits_store, tmp_path, options) as (url, _):
-        assert answers(f"{url}/models")
-        opened = listening() - before
-    assert f"{int(url.rpartition(':')[2]):04X}" in {place.rpartition(":")[2] for place in opened}
+        assert is_responding(f"{url}/models")
+        opened = find_listening_addresses() - before
+    assert f"{int(url.rpartition(':')[2]):04X}" in {
+        address.rpartition(":")[2] for address in opened
+    }
     assert len(opened) > 5
     loopback = (
         "0100007F:",
         "00000000000000000000000001000000:",
         "0000000000000000FFFF00000100007F:",
     )
-    assert [place for place in opened if not place.startswith(loopback)] == []
+    assert [address for address in opened if not address.startswith(loopback)] == []
 
 
 @pytest.mark.parametrize("options", [[], ["--by-model"]], ids=["HAProxy", "Ray's proxy"])
-def test_what_a_replica_cannot_take_is_refused_with_429_and_when_to_come_again(
-    digits_store, tmp_path, options
-):
+def test_overloaded_replicas_return_429_with_retry_after(digits_store, tmp_path, options):
     settings = {"DUBITO_MEMORY_BUDGET_BYTES": str(6 << 20)}
     with cluster(digits_store, tmp_path, options, **settings) as (url, _):
         with Load(url, {"1": [({"inputs": [[0.0] * 64] * 500}, b"")]}, threads=12) as load:
-            wait_until(lambda: load.said["429"] > 20 and load.said["200"] > 5)
-        assert set(load.said) <= {"200", "429"}, load.refusals
+            wait_until(lambda: load.statuses["429"] > 20 and load.statuses["200"] > 5)
+        assert set(load.statuses) <= {"200", "429"}, load.refusals
         assert load.retry_after >= {"1"}
 
 
-def test_a_node_and_a_replica_that_are_lost_cost_no_wrong_answer(
-    own_store, digits_store, digits_rows, tmp_path
+def test_lost_nodes_and_replicas_cause_no_wrong_answers(
+    writable_store, digits_store, digits_rows, tmp_path
 ):
-    with serving(own_store.root) as (url, _):
-        due = {"1": due_answers(url, digits_rows[:ROWS])}
-        publish_again(own_store, digits_store)
+    with serving(writable_store.root) as (url, _):
+        expected = {"1": get_expected_answers(url, digits_rows[:ROWS])}
+        publish_again(writable_store, digits_store)
         wait_until(lambda: httpx.get(f"{url}/models/digits").json()["serving"] == "2")
-        due["2"] = due_answers(url, digits_rows[:ROWS])
-    own_store.set_alias("digits", "latest", "1")
+        expected["2"] = get_expected_answers(url, digits_rows[:ROWS])
+    writable_store.set_alias("digits", "latest", "1")
     recovery = {}
     options = ["--replicas", "2", "--one-proxy"]
     with nodes(0, 2, 2) as (address, process):
@@ -163,55 +172,56 @@ def test_a_node_and_a_replica_that_are_lost_cost_no_wrong_answer(
             "DUBITO_POLL_INTERVAL_S": "0.2",
             "RAY_SERVE_ENABLE_HA_PROXY": "0",
         }
-        with cluster(own_store.root, tmp_path, [*options, "--ray", address], **settings) as (
+        with cluster(writable_store.root, tmp_path, [*options, "--ray", address], **settings) as (
             url,
             log,
         ):
             wait_until(lambda: len(replicas()) == 2, 60)
-            with Load(url, due) as load:
+            with Load(url, expected) as load:
                 load.wait_for(50)
-                own_store.set_alias("digits", "latest", "2")
+                writable_store.set_alias("digits", "latest", "2")
                 since = time.monotonic()
-                wait_until(lambda: load.good and load.good[-1][1] == "2", 30)
+                wait_until(lambda: load.correct and load.correct[-1][1] == "2", 30)
                 load.wait_for(100)
-                assert {version for _, version in load.good[-50:]} == {"2"}
-                assert set(load.said) == {"200"}, load.refusals
+                assert {version for _, version in load.correct[-50:]} == {"2"}
+                assert set(load.statuses) == {"200"}, load.refusals
                 recovery["new version"] = load.longest_pause_s(since)
 
                 since, before = time.monotonic(), set(replicas())
-                hung = min(before)
-                os.kill(hung, signal.SIGSTOP)
-                wait_until(
-                    lambda: set(replicas()) - before, 120
-                )  # another in its place, on the processors left
+                stopped_pid = min(before)
+                os.kill(stopped_pid, signal.SIGSTOP)
+                # A new replica replaces it on the remaining processors.
+                wait_until(lambda: set(replicas()) - before, 120)
                 load.wait_for(100)
                 recovery["hung replica"] = load.longest_pause_s(since)
-                os.kill(hung, signal.SIGKILL)
+                os.kill(stopped_pid, signal.SIGKILL)
 
                 since = time.monotonic()
-                tell(process, "kill 2")
+                send_command(process, "kill 2")
                 load.wait_for(100)
                 recovery["lost node"] = load.longest_pause_s(since)
-                tell(process, "add 2")
+                send_command(process, "add 2")
                 wait_until(lambda: len(replicas()) == 2, 120)
                 load.wait_for(100)
             assert load.wrong == []
-            print(recovery, dict(load.said))
+            print(recovery, dict(load.statuses))
             assert max(recovery.values()) < 30
             assert "Traceback" not in log.read_text()
 
 
-def test_requests_that_name_a_model_go_where_it_is_in_memory(own_store, digits_store, tmp_path):
-    publish_again(own_store, digits_store, name="other")
-    with serving(own_store.root) as (url, _):
+def test_requests_for_a_model_go_to_replica_with_it_in_memory(
+    writable_store, digits_store, tmp_path
+):
+    publish_again(writable_store, digits_store, name="other")
+    with serving(writable_store.root) as (url, _):
         (size,) = next(
             m for m in httpx.get(f"{url}/models").json()["models"] if m["name"] == "digits"
         )["in_memory"].values()
     with cluster(
-        own_store.root, tmp_path, ["--by-model"], DUBITO_MAX_MODEL_BYTES=str(size * 3 // 2)
+        writable_store.root, tmp_path, ["--by-model"], DUBITO_MAX_MODEL_BYTES=str(size * 3 // 2)
     ) as (url, _):
 
-        def ask(model, times):
+        def predict(model, times):
             headers = {"serve_multiplexed_model_id": model}
             request = {"inputs": [[0.0] * 64], "model": model, "seed": 1}
             for _ in range(times):
@@ -222,24 +232,24 @@ def test_requests_that_name_a_model_go_where_it_is_in_memory(own_store, digits_s
                     == 200
                 )
 
-        def answered():
-            time.sleep(6)  # until all have shown their metrics
-            return workers(url, name="dubito_requests_total", route="/predict", status="200")
+        def count_answers():
+            time.sleep(6)  # until all replicas have exported their metrics
+            return worker_metrics(url, name="dubito_requests_total", route="/predict", status="200")
 
-        wait_until(lambda: len(workers(url)) == 2)
-        ask("digits", 1)  # one replica loads it, in the place of the other model
-        before = answered()
-        ask("digits", 10)
-        between = answered()
-        ask("other", 10)
-        after = answered()
-        of_digits = {worker: between[worker] - before[worker] for worker in before}
-        of_other = {worker: after[worker] - between[worker] for worker in before}
-        assert sorted(of_digits.values()) == sorted(of_other.values()) == [0, 10]
-        assert of_digits != of_other
+        wait_until(lambda: len(worker_metrics(url)) == 2)
+        predict("digits", 1)  # one replica loads it and drops the other model
+        before = count_answers()
+        predict("digits", 10)
+        between = count_answers()
+        predict("other", 10)
+        after = count_answers()
+        digits_counts = {worker: between[worker] - before[worker] for worker in before}
+        other_counts = {worker: after[worker] - between[worker] for worker in before}
+        assert sorted(digits_counts.values()) == sorted(other_counts.values()) == [0, 10]
+        assert digits_counts != other_counts
 
 
-def test_more_replicas_come_with_more_work(digits_store, digits_rows, tmp_path):
+def test_cluster_adds_replicas_under_load(digits_store, digits_rows, tmp_path):
     request = {"inputs": [list(map(float, row)) for row in digits_rows] * 4}
     with cluster(
         digits_store, tmp_path, ["--replicas", "1", "--most", "2"], DUBITO_THREADS="1"
@@ -249,7 +259,7 @@ def test_more_replicas_come_with_more_work(digits_store, digits_rows, tmp_path):
             wait_until(lambda: len(replicas()) == 2, 300)
 
 
-def test_the_guide_s_configuration_file_serves(digits_store, tmp_path):
+def test_config_file_in_guide_works(digits_store, tmp_path):
     (text,) = re.findall(
         r"```yaml\n(# serve.yaml\n.*?)```", (ROOT / "docs" / "cluster.md").read_text(), re.DOTALL
     )
@@ -268,19 +278,18 @@ def test_the_guide_s_configuration_file_serves(digits_store, tmp_path):
         command = [str(PYTHON.with_name("serve")), "run", str(path)]
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file)
     try:
-        wait_until(lambda: process.poll() is not None or answers(f"{url}/models"), 300)
+        wait_until(lambda: process.poll() is not None or is_responding(f"{url}/models"), 300)
         answer = httpx.post(f"{url}/predict", json={"inputs": [[0.0] * 64], "seed": 1}, timeout=60)
         assert answer.json()["seed"] == 1
-        assert (
-            httpx.get(f"{url}/jobs", timeout=60).status_code == 503
-        )  # no folder that all machines have
+        # Jobs need a folder that all machines share.
+        assert httpx.get(f"{url}/jobs", timeout=60).status_code == 503
     finally:
         process.terminate()
         process.wait(60)
 
 
 @pytest.mark.parametrize(
-    ("options", "settings", "said"),
+    ("options", "settings", "message"),
     [
         (["--replicas", "0"], {}, "error: --replicas: expected at least 1, got 0"),
         (["--most", "1"], {}, "error: --most: expected at least --replicas, 2, got 1"),
@@ -293,18 +302,18 @@ def test_the_guide_s_configuration_file_serves(digits_store, tmp_path):
         ([], {"DUBITO_WORKERS": "2"}, "error: args.workers: expected 1"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(digits_store, tmp_path, options, settings, said):
+def test_invalid_options_print_one_line(digits_store, tmp_path, options, settings, message):
     with (
         pytest.raises(AssertionError) as output,
         cluster(digits_store, tmp_path, options, **settings),
     ):
         pass
     log = (tmp_path / "cluster.log").read_text()
-    assert log.startswith(said) and log.count("\n") == 1, output
+    assert log.startswith(message) and log.count("\n") == 1, output
     assert "secret-of-all-the-nodes" not in log
 
 
-def test_the_private_names_of_ray_that_the_service_uses_are_there():
+def test_private_ray_names_used_by_service_exist():
     code = (
         "import inspect, ray; from integrations.ray.app import uses_haproxy; "
         "uses_haproxy(); from ray.serve._private import replica; replica.add_port_to_grpc_server; "

@@ -43,7 +43,7 @@ def data(tmp_path_factory, digits_rows):
 
 @pytest.fixture(scope="module")
 def scored(data, digits_store, tmp_path_factory):
-    """The output of `score` on this machine."""
+    """The output folder of a local `score`."""
     out = tmp_path_factory.mktemp("scored") / "out"
     completed = command(
         "score",
@@ -60,10 +60,10 @@ def scored(data, digits_store, tmp_path_factory):
 
 
 @with_ray
-def test_a_cluster_does_the_same_while_its_workers_and_nodes_and_the_driver_are_killed(
+def test_cluster_output_is_unchanged_if_workers_nodes_or_driver_are_killed(
     data, scored, digits_store, tmp_path
 ):
-    output = {
+    config = {
         "nodes": 3,
         "command": [
             "score",
@@ -76,13 +76,13 @@ def test_a_cluster_does_the_same_while_its_workers_and_nodes_and_the_driver_are_
         ],
         "kills": [[8, "worker"], [1, "node"], [1, "worker"], [2, "driver"]],
     }
-    completed = ray_cluster.run(RAY, output, environment_with(DUBITO_STORE=str(digits_store)), 300)
+    completed = ray_cluster.run(RAY, config, environment_with(DUBITO_STORE=str(digits_store)), 300)
     assert completed["code"] == 0, completed
     assert get_content(tmp_path / "out") == get_content(scored)
 
 
 @with_ray
-def test_ray_on_this_machine_ranks_the_same_and_says_nothing_else(data, digits_store):
+def test_local_ray_prints_only_the_same_ranking(data, digits_store):
     arguments = [
         "rank",
         data,
@@ -94,16 +94,16 @@ def test_ray_on_this_machine_ranks_the_same_and_says_nothing_else(data, digits_s
         "10",
         *SHARDS,
     ]
-    here = command(*arguments, DUBITO_STORE=str(digits_store))
-    there = command(
+    local = command(*arguments, DUBITO_STORE=str(digits_store))
+    distributed = command(
         *arguments, "--ray", "local", "--quiet", python=RAY, DUBITO_STORE=str(digits_store)
     )
-    assert (there.returncode, there.stderr) == (0, "")
-    assert json.loads(there.stdout) == json.loads(here.stdout)
+    assert (distributed.returncode, distributed.stderr) == (0, "")
+    assert json.loads(distributed.stdout) == json.loads(local.stdout)
 
 
 @with_ray
-def test_an_address_of_no_cluster_is_one_line(data, digits_store, tmp_path):
+def test_invalid_cluster_address_prints_one_line(data, digits_store, tmp_path):
     store = {"DUBITO_STORE": str(digits_store)}
     completed = command(
         "score", data, "--out", tmp_path / "out", "--ray", "nonsense", python=RAY, **store
@@ -125,7 +125,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def bucket(server):
-    """A bucket's client."""
+    """A client for the bucket."""
     options = {
         "endpoint": server.url,
         "access_key_id": KEY,
@@ -136,21 +136,21 @@ def bucket(server):
 
 
 @with_buckets
-def test_source_output_and_store_may_lie_in_buckets(
+def test_source_output_and_store_can_be_in_buckets(
     server, bucket, data, scored, digits_store, tmp_path
 ):
     root = uuid.uuid4().hex
-    for place, folder in (("data", data), ("models", digits_store)):
+    for part, folder in (("data", data), ("models", digits_store)):
         for path in folder.rglob("*"):
             if path.is_file() and not path.name.startswith("."):
-                bucket.put(f"{root}/{place}/{path.relative_to(folder)}", path.read_bytes())
+                bucket.put(f"{root}/{part}/{path.relative_to(folder)}", path.read_bytes())
     url = f"s3://{BUCKET}/{root}"
     environment = credentials(server.url) | {
         "DUBITO_STORE": f"{url}/models",
         "DUBITO_CACHE": str(tmp_path / "cache"),
     }
     arguments = ["score", f"{url}/data", "--out", f"{url}/out", "--num-samples", "1000", *SHARDS]
-    for _ in range(2):  # the second time two parts are missing
+    for _ in range(2):  # two parts are missing the second time
         completed = command(*arguments, **environment)
         assert completed.returncode == 0, completed.stderr
         names = [entry["path"] for entry in bucket.list(f"{root}/out").collect()]
@@ -165,40 +165,46 @@ def test_source_output_and_store_may_lie_in_buckets(
             [f"{root}/out/part-00003-of-00016.parquet", f"{root}/out/part-00009-of-00016.parquet"]
         )
     ranked = command("rank", f"{url}/data/1.parquet", "-k", "5", *SHARDS, **environment)
-    here = command("rank", data / "1.parquet", "-k", "5", *SHARDS, DUBITO_STORE=str(digits_store))
-    assert (ranked.returncode, json.loads(ranked.stdout)) == (0, json.loads(here.stdout))
+    local = command("rank", data / "1.parquet", "-k", "5", *SHARDS, DUBITO_STORE=str(digits_store))
+    assert (ranked.returncode, json.loads(ranked.stdout)) == (0, json.loads(local.stdout))
 
 
 @with_buckets
-def test_what_is_wrong_with_a_bucket_is_one_line(server, data, digits_store, tmp_path):
-    right = credentials(server.url) | {"DUBITO_STORE": str(digits_store)}
+def test_bucket_errors_print_one_line(server, data, digits_store, tmp_path):
+    valid = credentials(server.url) | {"DUBITO_STORE": str(digits_store)}
 
-    def refused(source, out, said, **changes):
+    def check_error(source, out, message, **changes):
         environment = {
-            name: value for name, value in (right | changes).items() if value is not None
+            name: value for name, value in (valid | changes).items() if value is not None
         }
         completed = command("score", source, "--out", out, **environment)
         assert completed.returncode == 2, completed
         assert completed.stderr.count("\n") == 1
-        assert completed.stderr.startswith(f"error: {said}"), completed.stderr
+        assert completed.stderr.startswith(f"error: {message}"), completed.stderr
         assert SECRET not in completed.stderr
 
-    here, there = f"s3://{BUCKET}/absent", f"s3://{BUCKET}/{uuid.uuid4().hex}"
-    none = {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}
-    refused(data, "s3://nowhere/out", "cannot list in s3://nowhere/out: there is no such bucket")
-    refused("s3://nowhere/data", there, "cannot list in s3://nowhere/data: there is no such bucket")
-    refused(here, there, "source: expected a data set of .parquet files, got none")
-    refused(data, there, "cannot list in", AWS_SECRET_ACCESS_KEY="another-secret")
-    refused(data, there, f"cannot list in {there}: there are no credentials", **none)
-    refused(
+    absent, output = f"s3://{BUCKET}/absent", f"s3://{BUCKET}/{uuid.uuid4().hex}"
+    no_credentials = {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}
+    check_error(
+        data, "s3://nowhere/out", "cannot list in s3://nowhere/out: there is no such bucket"
+    )
+    check_error(
+        "s3://nowhere/data", output, "cannot list in s3://nowhere/data: there is no such bucket"
+    )
+    check_error(absent, output, "source: expected a data set of .parquet files, got none")
+    check_error(data, output, "cannot list in", AWS_SECRET_ACCESS_KEY="another-secret")
+    check_error(
+        data, output, f"cannot list in {output}: there are no credentials", **no_credentials
+    )
+    check_error(
         data,
         "s3://key:secret@models/out",
         "out: expected a folder, or a URL such as s3://bucket/prefix",
     )
     with rclone(tmp_path / "rclone") as url:
-        refused(
+        check_error(
             data,
-            there,
+            output,
             "out: expected a bucket with conditional writes",
             **credentials(url),
         )

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.real
 
 GUIDE = (ROOT / "docs" / "edge.md").read_text()
 ROW = {"inputs": [[8] * 64], "seed": 7}
-FRAME = """
+NGINX = """
 daemon off; user {user}; pid {folder}/pid; error_log stderr warn;
 events {{ worker_connections 64; }}
 http {{ access_log off; {temporary} {guide} }}
@@ -59,7 +59,7 @@ def edge(request, service, certificate, tmp_path):
     if request.param == "nginx":
         block = block.replace("443", str(port)).replace("/etc/ssl", str(certificate))
         temporary = " ".join(f"{kind}_temp_path {tmp_path}/{kind};" for kind in KINDS)
-        config = FRAME.format(user=getuser(), folder=tmp_path, temporary=temporary, guide=block)
+        config = NGINX.format(user=getuser(), folder=tmp_path, temporary=temporary, guide=block)
         command = ["nginx", "-p", str(tmp_path), "-c", str(tmp_path / "config")]
     else:
         tls = f"tls {certificate}/dubito.crt {certificate}/dubito.key"
@@ -89,7 +89,7 @@ def edge(request, service, certificate, tmp_path):
         process.wait(timeout=30)
 
 
-def test_the_guide_s_proxies_hand_on_what_they_should(edge, service):
+def test_proxies_in_guide_forward_requests(edge, service):
     direct = httpx.post(f"{service}/predict", json=ROW)
     assert edge.post("/predict", json=ROW).json() == direct.json()
     large = {"inputs": [[8.123456] * 64] * 4000, "num_samples": 2, "seed": 7}
@@ -102,20 +102,20 @@ def test_the_guide_s_proxies_hand_on_what_they_should(edge, service):
     assert '"/doubt/openapi.json"' in edge.get("/docs").text.replace("'", '"')
 
 
-def test_the_guide_s_proxies_close_the_metrics(edge, service):
+def test_proxies_in_guide_hide_metrics(edge, service):
     assert all(httpx.get(service + path).status_code == 200 for path in METRICS)
     for path in METRICS + OTHER_SPELLINGS:
         answer = edge.get("/", extensions={"target": f"/doubt{path}".encode()})
         assert "dubito_" not in answer.text, path
 
 
-def test_what_is_too_large_is_refused_by_the_service_and_says_why(edge):
+def test_too_large_body_gets_problem_response_from_service(edge):
     csv = {"Content-Type": "text/csv"}
     answer = edge.post("/predict", content=bytes((64 << 20) + 1), headers=csv)
     assert (answer.status_code, answer.headers["content-type"]) == (413, "application/problem+json")
 
 
-def test_a_job_is_found_by_its_link(edge):
+def test_job_link_works_behind_proxy(edge):
     accepted = edge.post("/predict/jobs", json=ROW)
     location = accepted.headers["location"]
     assert location.startswith("/doubt/jobs/")

@@ -15,12 +15,12 @@ PYTHON = ROOT / ".venv-examples" / "bin" / "python"
 pytestmark = [
     pytest.mark.real,
     pytest.mark.skipif(
-        not PYTHON.exists(), reason="the environment of the examples is not there (make test-real)"
+        not PYTHON.exists(), reason="the examples' environment is missing: make test-real"
     ),
 ]
 
 
-def test_kinds_of_files_are_told_apart_and_one_that_was_left_out_is_flagged(tmp_path):
+def test_file_types_are_classified_and_left_out_type_is_flagged(tmp_path):
     folder = tmp_path / "files"
     shutil.copytree(ROOT / "examples" / "files", folder)
     (folder / "data").mkdir(exist_ok=True)
@@ -44,8 +44,8 @@ def test_kinds_of_files_are_told_apart_and_one_that_was_left_out_is_flagged(tmp_
         return completed.stdout
 
     run("kinds.py")
-    message = run("-m", "training", "fit", "recipe.toml", "--quiet", "--leave-out", "svg")
-    assert "published files version 1" in message
+    output = run("-m", "training", "fit", "recipe.toml", "--quiet", "--leave-out", "svg")
+    assert "published files version 1" in output
     script = "import json, sys, kinds; print(json.dumps([kinds.row(open(p, 'rb').read()) for p in sys.argv[1:]]))"
     rows = run("-c", script, str(ROOT / "service" / "app.py"), str(ROOT / "docs" / "api.md"))
     with serving(tmp_path / "models") as (url, _):
@@ -53,5 +53,5 @@ def test_kinds_of_files_are_told_apart_and_one_that_was_left_out_is_flagged(tmp_
             f"{url}/predict", json={"inputs": json.loads(rows), "seed": 1}, timeout=60
         ).json()
     assert answer["predictions"][0]["label"] == "py"
-    message = run("-m", "training", "evaluate", "files", "--rows", "300", "--quiet")
-    assert float(re.search(r"left-out_flag_auroc +([\d.]+)", message)[1]) > 0.9
+    output = run("-m", "training", "evaluate", "files", "--rows", "300", "--quiet")
+    assert float(re.search(r"left-out_flag_auroc +([\d.]+)", output)[1]) > 0.9

@@ -32,16 +32,16 @@ def folder(client, tmp_path):
     return tmp_path
 
 
-def assert_same_as_ours(said, url):
+def assert_matches_service(summary, url):
     row = {"inputs": [[8.0] * 64], "seed": 7}
-    ours = httpx.post(f"{url}/predict", json=row).json()["predictions"][0]
-    assert (said["label"], said["entropy"]) == (ours["label"], ours["entropy"])
-    assert (said["ranked"], said["missing"], said["jobs"]) == (0, 404, [])
-    assert said["classes"] == [str(digit) for digit in range(10)]
+    expected = httpx.post(f"{url}/predict", json=row).json()["predictions"][0]
+    assert (summary["label"], summary["entropy"]) == (expected["label"], expected["entropy"])
+    assert (summary["ranked"], summary["missing"], summary["jobs"]) == (0, 404, [])
+    assert summary["classes"] == [str(digit) for digit in range(10)]
 
 
 @pytest.mark.skipif(not GENERATOR.exists(), reason="openapi-python-client is not installed")
-def test_a_client_that_openapi_python_client_makes_asks_a_service(folder, service_url):
+def test_client_from_openapi_python_client_works(folder, service_url):
     settings = GUIDE.partition("```yaml\n# openapi-python-client")[2].partition("```")[0]
     (folder / "settings.yml").write_text(f"#{settings}post_hooks: []\n")
     options = ["--config", "settings.yml", "--meta", "none", "--output-path", "generated"]
@@ -49,22 +49,22 @@ def test_a_client_that_openapi_python_client_makes_asks_a_service(folder, servic
     np.save(folder / "rows.npy", np.full((1, 64), 8.0))
     script = shutil.copy(CLIENTS / "generated.py", folder / "ask.py")
     python = HOME / "bin" / "python"
-    message = json.loads(run(python, script, service_url, folder / "rows.npy", cwd=folder))
-    assert_same_as_ours(message, service_url)
-    assert message["refused"].startswith("inputs.0: expected an array of 64")
-    assert message["query"] == {"seed": 7}
+    summary = json.loads(run(python, script, service_url, folder / "rows.npy", cwd=folder))
+    assert_matches_service(summary, service_url)
+    assert summary["refused"].startswith("inputs.0: expected an array of 64")
+    assert summary["query"] == {"seed": 7}
 
 
 @pytest.mark.skipif(
     not (PROGRAMS / "openapi-typescript").exists(), reason="openapi-typescript is not installed"
 )
-def test_a_client_with_the_types_of_openapi_typescript_asks_a_service(folder, service_url):
+def test_client_with_types_from_openapi_typescript_works(folder, service_url):
     options = ["--default-non-nullable", "false", "--output", "api.d.ts"]
     run(PROGRAMS / "openapi-typescript", "openapi.json", *options, cwd=folder)
     shutil.copy(CLIENTS / "generated.mts", folder / "ask.mts")
     (folder / "node_modules").symlink_to(HOME / "node_modules")
     options = ["--strict", "--target", "es2022", "--module", "nodenext"]
     run(PROGRAMS / "tsc", *options, "--lib", "es2022,dom", "--outDir", ".", "ask.mts", cwd=folder)
-    message = json.loads(run("node", "ask.mjs", service_url, cwd=folder))
-    assert_same_as_ours(message, service_url)
-    assert message["refused"].startswith("seed: expected a valid integer")
+    summary = json.loads(run("node", "ask.mjs", service_url, cwd=folder))
+    assert_matches_service(summary, service_url)
+    assert summary["refused"].startswith("seed: expected a valid integer")

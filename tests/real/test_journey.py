@@ -1,4 +1,4 @@
-"""Test the path from a CSV file to a approved candidate in the browser. Requires Chromium."""
+"""Test the path from a CSV file to an approved candidate in the browser. Requires Chromium."""
 
 import csv
 import subprocess
@@ -12,7 +12,7 @@ from sklearn.datasets import load_iris
 from tests.support.browser import MISSING, chromium, get_text, open_page, press, until
 from tests.support.environment import ROOT, environment_in
 from tests.support.ports import free_port
-from tests.support.serving import answers, wait_until
+from tests.support.serving import is_responding, wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
 DUBITO = """
@@ -28,19 +28,19 @@ KEY_S = 0.25
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory):
+def workspace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("work")
     flowers = load_iris()
     names = [str(flowers.target_names[c]) for c in flowers.target]
     with (folder / "flowers.csv").open("w") as table, (folder / "pool.csv").open("w") as pool:
-        mine, rest = csv.writer(table), csv.writer(pool)
-        mine.writerow([*COLUMNS, "species"])
-        rest.writerow(["id", *COLUMNS])
+        table_writer, pool_writer = csv.writer(table), csv.writer(pool)
+        table_writer.writerow([*COLUMNS, "species"])
+        pool_writer.writerow(["id", *COLUMNS])
         for i, row in enumerate(flowers.data.tolist()):
             if i % 10 > 6:
-                rest.writerow([f"flower {i}", *row])
+                pool_writer.writerow([f"flower {i}", *row])
             else:
-                mine.writerow([*row, names[i]])
+                table_writer.writerow([*row, names[i]])
     return folder, {f"flower {i}": name for i, name in enumerate(names)}
 
 
@@ -52,25 +52,25 @@ def dubito(folder, *arguments, **settings):
     return subprocess.Popen(command, env=environment | path, cwd=folder)
 
 
-def test_two_commands_and_the_browser_lead_from_a_csv_to_an_approved_candidate(work):
-    folder, truth = work
+def test_csv_file_becomes_approved_candidate_in_browser(workspace):
+    folder, truth = workspace
     fit = dubito(folder, "fit", "--data", "csv:flowers.csv", "--target", "species")
     assert fit.wait(FIT_S) == 0
     port = free_port()
     serve = dubito(folder, "serve", DUBITO_PORT=str(port), DUBITO_ADMIN_KEY=ADMIN)
     url = f"http://127.0.0.1:{port}"
     try:
-        wait_until(lambda: answers(f"{url}/health/ready"), 60)
+        wait_until(lambda: is_responding(f"{url}/health/ready"), 60)
         with chromium(1280, 900) as driver:
-            ask(driver, url)
+            predict(driver, url)
             select_rows(driver, url, folder / "pool.csv")
-            keys = label(driver, truth, TO_LABEL // 2)
+            keys = label_rows(driver, truth, TO_LABEL // 2)
             resize(driver, 390)
             driver.refresh()
-            keys |= label(driver, truth, TO_LABEL)
+            keys |= label_rows(driver, truth, TO_LABEL)
             check_labels(url, keys)
             fit_candidate(driver)
-            assert serving(url) == "1"
+            assert get_served_version(url) == "1"
             approve_and_roll_back(driver, url)
         (created,) = httpx.get(f"{url}/models/flowers/labels").json()["candidates"]
         assert (created["version"], created["labels"] + created["control_labels"]) == (
@@ -82,14 +82,14 @@ def test_two_commands_and_the_browser_lead_from_a_csv_to_an_approved_candidate(w
         serve.wait(30)
 
 
-def serving(url):
+def get_served_version(url):
     return httpx.get(f"{url}/models/flowers").json()["serving"]
 
 
-def ask(driver, url):
+def predict(driver, url):
     open_page(driver, url)
     before = until(driver, lambda: get_text(driver, ".verdict"))
-    driver.find_element("css selector", ".what-if").send_keys(*["\ue014"] * 20)  # drag to the right
+    driver.find_element("css selector", ".what-if").send_keys(*["\ue014"] * 20)  # right arrow key
     until(driver, lambda: get_text(driver, ".verdict") not in ("", before))
 
 
@@ -113,7 +113,7 @@ def select_rows(driver, url, pool):
     press(driver, "Select rows")
 
 
-def label(driver, truth, until_row):
+def label_rows(driver, truth, until_row):
     """Label rows with four keys per second and 300 ms latency; return the labels by ID."""
     from selenium.webdriver import ActionChains
 
@@ -150,10 +150,10 @@ def fit_candidate(driver):
     button = "//button[.='Fit a candidate']"
     until(driver, lambda: driver.find_elements("xpath", button))
     press(driver, "Fit a candidate")
-    keys = until(
+    inputs = until(
         driver, lambda: [e for e in driver.find_elements("id", "key-given") if e.is_displayed()]
     )
-    keys[0].send_keys(ADMIN, "\ue007")
+    inputs[0].send_keys(ADMIN, "\ue007")
     check_width(driver)
     next_step = "Next: compare and approve"
     until(driver, lambda: driver.find_elements("link text", next_step), FIT_S)
@@ -164,12 +164,12 @@ def approve_and_roll_back(driver, url):
     until(driver, lambda: "On the same 21 test rows" in get_text(driver, "main"))
     check_width(driver)
     press(driver, "Approve version 2")
-    assert serving(url) == "1"
+    assert get_served_version(url) == "1"
     press(driver, "Yes, approve")
     until(driver, lambda: "Audit log" in get_text(driver, "main"))
     until(driver, lambda: "Roll back to version 1" in get_text(driver, "main"))
-    assert serving(url) == "2"
+    assert get_served_version(url) == "2"
     press(driver, "Roll back to version 1")
     press(driver, "Yes, roll back")
     until(driver, lambda: "Approve version 2" in get_text(driver, "main"))
-    assert serving(url) == "1"
+    assert get_served_version(url) == "1"

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.real
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="not installed: kubectl")
-def test_kubectl_puts_the_files_together():
+def test_kubectl_builds_all_resources():
     completed = subprocess.run(
         ["kubectl", "kustomize", str(FOLDER)], capture_output=True, text=True, timeout=60
     )

@@ -16,7 +16,7 @@ from PIL import Image
 from tests.support.environment import ROOT, environment_in, environment_with, run_training
 from tests.support.ports import free_port
 from tests.support.recipes import write_recipe
-from tests.support.serving import answers, serving, wait_until
+from tests.support.serving import is_responding, serving, wait_until
 
 pytestmark = pytest.mark.real
 STUDIO = ROOT / ".venv-label-studio" / "bin" / "label-studio"
@@ -52,7 +52,7 @@ def label_studio(folder):
         )
     try:
         url = f"http://127.0.0.1:{port}"
-        wait_until(lambda: process.poll() is not None or answers(f"{url}/health"), 240)
+        wait_until(lambda: process.poll() is not None or is_responding(f"{url}/health"), 240)
         assert process.poll() is None, (folder / "log").read_text()[-2000:]
         yield url, token
     finally:
@@ -61,7 +61,7 @@ def label_studio(folder):
 
 
 def png(row):
-    """A digit as a PNG file."""
+    """Encode a digit as a PNG file."""
     file = io.BytesIO()
     Image.fromarray((row.reshape(8, 8) * 15).astype(np.uint8)).save(file, "PNG")
     return file.getvalue()
@@ -108,9 +108,7 @@ def folder(tmp_path_factory, digits):
 
 
 @pytest.mark.skipif(not STUDIO.exists(), reason="make test-real installs Label Studio")
-def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(
-    folder, digits, tmp_path
-):
+def test_digits_project_is_predicted_annotated_fitted_and_served(folder, digits, tmp_path):
     x, y = (part[800 : 800 + TASKS] for part in digits)
     state = str(folder / "state")
     settings = {
@@ -127,19 +125,19 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(
         httpx.Client(base_url=service_url, headers={"X-API-Key": KEY}, timeout=60) as service,
     ):
 
-        def ask(method, path, **content):
+        def call(method, path, **content):
             answer = studio.request(method, path, json=content or None)
             assert answer.is_success, answer.text
             return answer.json() if answer.content else None
 
-        project = ask(
+        project = call(
             "POST",
             "/api/projects/",
             title="digits",
             label_config=CONFIG,
             sampling="Uncertainty sampling",
         )
-        number = project["id"]
+        project_id = project["id"]
         tasks = [
             {
                 "data": {
@@ -149,16 +147,16 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(
             }
             for i, row in enumerate(x)
         ]
-        assert studio.post(f"/api/projects/{number}/import", json=tasks).is_success
+        assert studio.post(f"/api/projects/{project_id}/import", json=tasks).is_success
         backend = f"{service_url}/label-studio/digits"
-        refused = studio.post(
-            "/api/ml/", json={"project": number, "url": backend, "title": "dubito"}
+        response = studio.post(
+            "/api/ml/", json={"project": project_id, "url": backend, "title": "dubito"}
         )
-        assert refused.status_code == 400, refused.text  # without a key
-        created = ask(
+        assert response.status_code == 400, response.text  # without a key
+        created = call(
             "POST",
             "/api/ml/",
-            project=number,
+            project=project_id,
             url=backend,
             title="dubito",
             auth_method="BASIC_AUTH",
@@ -166,36 +164,37 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(
             basic_auth_pass=KEY,
         )
         assert created["state"] == "CO" and created["model_version"] == "digits:1", created
-        (hook,) = ask("GET", f"/api/webhooks/?project={number}")
+        (hook,) = call("GET", f"/api/webhooks/?project={project_id}")
         assert hook["url"] == f"{backend}/webhook"
         hook_path = f"/api/webhooks/{hook['id']}/"
-        ask("PATCH", hook_path, headers={"X-API-Key": KEY}, send_payload=True)
+        call("PATCH", hook_path, headers={"X-API-Key": KEY}, send_payload=True)
 
-        # predictions, by Label Studio's own request of the backend
-        ask(
+        # Label Studio requests predictions from the backend.
+        call(
             "POST",
-            f"/api/dm/actions?id=retrieve_tasks_predictions&project={number}",
+            f"/api/dm/actions?id=retrieve_tasks_predictions&project={project_id}",
             selectedItems={"all": True},
         )
 
-        def all_tasks():
-            actual = ask("GET", f"/api/tasks/?project={number}&page_size={TASKS}&fields=all")[
+        def get_tasks():
+            tasks = call("GET", f"/api/tasks/?project={project_id}&page_size={TASKS}&fields=all")[
                 "tasks"
             ]
-            assert len(actual) == TASKS
-            return actual
+            assert len(tasks) == TASKS
+            return tasks
 
-        predictions = [task["predictions"] for task in all_tasks()]
+        predictions = [task["predictions"] for task in get_tasks()]
         assert all(
-            len(parent) == 1 and parent[0]["model_version"] == "digits:1" for parent in predictions
+            len(task_predictions) == 1 and task_predictions[0]["model_version"] == "digits:1"
+            for task_predictions in predictions
         )
-        right = [
-            parent[0]["result"][0]["value"]["choices"] == [str(y[task["data"]["place"]])]
-            for parent, task in zip(predictions, all_tasks(), strict=True)
+        is_correct = [
+            task_predictions[0]["result"][0]["value"]["choices"] == [str(y[task["data"]["place"]])]
+            for task_predictions, task in zip(predictions, get_tasks(), strict=True)
         ]
-        assert np.mean(right) > 0.6
+        assert np.mean(is_correct) > 0.6
 
-        # the polling command: doubt in the data of tasks, and the project's version
+        # The polling command writes uncertainties to the tasks and sets the project's version.
         sync = [
             sys.executable,
             "-m",
@@ -204,7 +203,7 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(
             "sync",
             "digits",
             "--project",
-            str(number),
+            str(project_id),
         ]
         sync += ["--service", service_url, "--key-file", str(folder / "key")]
         studio_settings = {"DUBITO_LABEL_STUDIO_URL": url, "DUBITO_LABEL_STUDIO_TOKEN": token}
@@ -222,21 +221,24 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(
             return completed.stdout
 
         assert "0 labels stored, 0 tasks predicted" in synchronise()
-        doubts = {task["id"]: task["data"]["dubito_doubt"] for task in all_tasks()}
-        scores = {task["id"]: task["predictions"][0]["score"] for task in all_tasks()}
-        assert all(len(task["predictions"]) == 1 for task in all_tasks())
-        assert all(doubts[i] == pytest.approx(1 - scores[i], abs=1e-5) for i in doubts)
+        uncertainties = {task["id"]: task["data"]["dubito_doubt"] for task in get_tasks()}
+        scores = {task["id"]: task["predictions"][0]["score"] for task in get_tasks()}
+        assert all(len(task["predictions"]) == 1 for task in get_tasks())
+        assert all(
+            uncertainties[i] == pytest.approx(1 - scores[i], abs=1e-5) for i in uncertainties
+        )
 
-        # tasks come by doubt: the queue gives the most doubtful, the data manager sorts by the
-        # field
-        largest = sorted(doubts, key=lambda i: -doubts[i])
-        assert ask("GET", f"/api/projects/{number}/next")["id"] == largest[0]
-        view = {"project": number, "data": {"ordering": ["-tasks:data.dubito_doubt"]}}
-        tab = ask("POST", "/api/dm/views/", **view)["id"]
-        displayed = ask("GET", f"/api/tasks/?view={tab}&project={number}&page_size=20")["tasks"]
+        # The queue returns the most uncertain task, and the data manager sorts by uncertainty.
+        largest = sorted(uncertainties, key=lambda i: -uncertainties[i])
+        assert call("GET", f"/api/projects/{project_id}/next")["id"] == largest[0]
+        view = {"project": project_id, "data": {"ordering": ["-tasks:data.dubito_doubt"]}}
+        tab = call("POST", "/api/dm/views/", **view)["id"]
+        displayed = call("GET", f"/api/tasks/?view={tab}&project={project_id}&page_size=20")[
+            "tasks"
+        ]
         assert [task["id"] for task in displayed] == largest[:20]
 
-        # 40 annotations by its API; the webhook brings them, one by one
+        # The webhook delivers 39 annotations, one by one.
         def annotate(task, digit):
             result = [
                 {
@@ -246,24 +248,24 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(
                     "value": {"choices": [digit]},
                 }
             ]
-            return ask("POST", f"/api/tasks/{task['id']}/annotations/", result=result)
+            return call("POST", f"/api/tasks/{task['id']}/annotations/", result=result)
 
-        place = {task["id"]: task["data"]["place"] for task in all_tasks()}
+        row_numbers = {task["id"]: task["data"]["place"] for task in get_tasks()}
         for i in largest[: ANNOTATED - 1]:
-            annotate({"id": i}, str(y[place[i]]))
+            annotate({"id": i}, str(y[row_numbers[i]]))
         wait_until(lambda: service.get("/models/digits/labels").json()["labels"] == ANNOTATED - 1)
         assert "39 labels stored" in synchronise()
         assert service.get("/models/digits/labels").json()["labels"] == ANNOTATED - 1
 
-        # one annotation whose webhook is lost is found by polling
-        ask("PATCH", hook_path, is_active=False)
+        # Polling finds the annotation whose webhook was lost.
+        call("PATCH", hook_path, is_active=False)
         last = largest[ANNOTATED - 1]
-        annotate({"id": last}, str(y[place[last]]))
+        annotate({"id": last}, str(y[row_numbers[last]]))
         assert service.get("/models/digits/labels").json()["labels"] == ANNOTATED - 1
         assert "40 labels stored" in synchronise()
         assert service.get("/models/digits/labels").json()["labels"] == ANNOTATED
 
-        # fitted, promoted, served
+        # The candidate is fitted, promoted and served.
         command = [sys.executable, "-m", "training", "candidate", "digits", "--device", "cpu"]
         command += ["--promote"]
         environment = environment_in(folder) | {"DUBITO_STATE": state}
@@ -276,8 +278,8 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(
         assert page["candidates"][0]["promoted"], page["candidates"][0]["reason"]
         wait_until(lambda: service.get("/models").json()["models"][0]["serving"] == "2")
         assert f"digits:2: {ANNOTATED} labels stored, {TASKS} tasks predicted" in synchronise()
-        assert ask("GET", f"/api/projects/{number}/")["model_version"] == "digits:2"
-        new = {
-            task["id"]: {p["model_version"] for p in task["predictions"]} for task in all_tasks()
+        assert call("GET", f"/api/projects/{project_id}/")["model_version"] == "digits:2"
+        versions_by_task = {
+            task["id"]: {p["model_version"] for p in task["predictions"]} for task in get_tasks()
         }
-        assert all(versions == {"digits:1", "digits:2"} for versions in new.values())
+        assert all(versions == {"digits:1", "digits:2"} for versions in versions_by_task.values())

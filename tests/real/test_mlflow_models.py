@@ -30,13 +30,13 @@ ROWS = {
     "texts": pd.DataFrame({"text": ["good film", "bad day"]}),
     "digits": pd.DataFrame(np.arange(128).reshape(2, 64) % 17),
 }
-LOADED = """
+LOAD_SCRIPT = """
 import json, sys
 import mlflow, pandas
 for name in sys.argv[1:]:
     model = mlflow.pyfunc.load_model(name)
-    told = model.predict(pandas.read_pickle(f"{name}.rows"), params={"seed": 7})
-    told.to_pickle(f"{name}.told")
+    predictions = model.predict(pandas.read_pickle(f"{name}.rows"), params={"seed": 7})
+    predictions.to_pickle(f"{name}.predictions")
 assert not {"torch", "training", "service"} & {*sys.modules}
 """
 
@@ -60,20 +60,20 @@ def expected(kinds):
         }
 
 
-def same(told, expected):
-    common = [name for name in expected if name in told]
+def assert_same(actual, expected):
+    common = [name for name in expected if name in actual]
     assert len(common) > 20
-    assert {*told} - {*common} == {"seed"}
+    assert {*actual} - {*common} == {"seed"}
     pd.testing.assert_frame_equal(
-        told[common], expected[common], check_exact=True, check_dtype=False
+        actual[common], expected[common], check_exact=True, check_dtype=False
     )
 
 
-def test_mlflow_loads_what_the_service_serves(folder, expected):
+def test_mlflow_model_predicts_the_same_as_service(folder, expected):
     for name, rows in ROWS.items():
         rows.to_pickle(folder / f"{name}.rows")
     completed = subprocess.run(
-        [BIN / "python", "-c", LOADED, *ROWS],
+        [BIN / "python", "-c", LOAD_SCRIPT, *ROWS],
         cwd=folder,
         env=environment_with(),
         capture_output=True,
@@ -82,7 +82,7 @@ def test_mlflow_loads_what_the_service_serves(folder, expected):
     )
     assert completed.returncode == 0, completed.stderr[-4000:]
     for name in ROWS:
-        same(pd.read_pickle(folder / f"{name}.told"), expected[name])
+        assert_same(pd.read_pickle(folder / f"{name}.predictions"), expected[name])
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def serve_model(model):
     environment = environment_with(PATH=f"{BIN}:/usr/bin:/bin")
     url = f"http://127.0.0.1:{port}"
 
-    def is_there():
+    def is_ready():
         with suppress(httpx.TransportError):
             return httpx.get(f"{url}/ping").status_code == 200
         return False
@@ -101,15 +101,15 @@ def serve_model(model):
         [BIN / "mlflow", *command], env=environment, cwd=model.parent, start_new_session=True
     ) as server:
         try:
-            wait_until(is_there, 60)
+            wait_until(is_ready, 60)
             yield url
         finally:
             os.killpg(server.pid, signal.SIGTERM)
 
 
-def test_mlflow_serves_what_the_service_serves(folder, expected):
+def test_mlflow_server_predicts_the_same_as_service(folder, expected):
     with serve_model(folder / "people") as url:
         records = json.loads(TABLE.to_json(orient="records"))
         request = {"dataframe_records": records, "params": {"seed": 7}}
         answer = httpx.post(f"{url}/invocations", json=request, timeout=60)
-    same(pd.DataFrame(answer.json()["predictions"]), expected["people"])
+    assert_same(pd.DataFrame(answer.json()["predictions"]), expected["people"])

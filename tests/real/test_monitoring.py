@@ -13,13 +13,13 @@ import yaml
 
 from tests.support.environment import ROOT
 from tests.support.ports import free_port
-from tests.support.serving import answers, serving, wait_until
+from tests.support.serving import is_responding, serving, wait_until
 from tests.test_monitoring import DASHBOARD, PANELS, PROMETHEUS
 
 FOLDER = ROOT / "docker" / "monitoring" / "prometheus"
 KEY = "the-key-of-prometheus-itself"
 ABSENT = [name for name in ("prometheus", "promtool") if shutil.which(name) is None]
-NOTHING_TO_SHOW = {"Mean standard deviation"}  # there is no regression
+EMPTY_PANELS = {"Mean standard deviation"}  # needs a regression model
 
 pytestmark = [
     pytest.mark.real,
@@ -36,7 +36,7 @@ pytestmark = [
     ],
     ids=" ".join,
 )
-def test_promtool_finds_nothing_wrong(command):
+def test_promtool_accepts_config_and_rules(command):
     completed = subprocess.run(
         ["promtool", *command], cwd=FOLDER, capture_output=True, text=True, timeout=600
     )
@@ -70,7 +70,9 @@ def prometheus(folder, urls):
             [*command, f"--web.listen-address={address}"], stdout=log, stderr=log
         )
     try:
-        wait_until(lambda: process.poll() is not None or answers(f"http://{address}/-/ready"), 60)
+        wait_until(
+            lambda: process.poll() is not None or is_responding(f"http://{address}/-/ready"), 60
+        )
         assert process.poll() is None, (folder / "log").read_text()[-2000:]
         with httpx.Client(base_url=f"http://{address}", timeout=30) as client:
             yield client
@@ -80,16 +82,16 @@ def prometheus(folder, urls):
 
 
 @pytest.fixture(scope="module")
-def watched(digits_store, tmp_path_factory):
+def monitored_service(digits_store, tmp_path_factory):
     folder = tmp_path_factory.mktemp("prometheus")
     (folder / "keys.toml").write_text(
         f'[[keys]]\nname = "prometheus"\nkey = "{KEY}"\nscopes = ["metrics"]\n'
     )
     with (
         serving(digits_store) as (url, _),
-        serving(digits_store, DUBITO_KEYS_FILE=str(folder / "keys.toml")) as (closed, _),
+        serving(digits_store, DUBITO_KEYS_FILE=str(folder / "keys.toml")) as (protected_url, _),
         httpx.Client(base_url=url, timeout=60) as service,
-        prometheus(folder, {"dubito": url, "with-keys": closed}) as server,
+        prometheus(folder, {"dubito": url, "with-keys": protected_url}) as server,
     ):
         yield service, server
 
@@ -101,7 +103,7 @@ def query_prometheus(server, query):
     return [({**sample["metric"]}, float(sample["value"][1])) for sample in result]
 
 
-def firing(server):
+def get_firing_alerts(server):
     alerts = server.get("/api/v1/alerts").json()["data"]["alerts"]
     return {alert["labels"]["alertname"]: alert for alert in alerts if alert["state"] == "firing"}
 
@@ -113,8 +115,8 @@ def send(service, rows):
         ).raise_for_status()
 
 
-def test_services_with_and_without_keys_are_scraped(watched):
-    _, server = watched
+def test_services_with_and_without_keys_are_scraped(monitored_service):
+    _, server = monitored_service
     wait_until(
         lambda: (
             {labels["job"]: up for labels, up in query_prometheus(server, "up")}
@@ -123,28 +125,28 @@ def test_services_with_and_without_keys_are_scraped(watched):
     )
 
 
-def test_the_drift_alert_fires_when_inputs_drift_and_not_before(watched, digits_rows):
-    service, server = watched
+def test_drift_alert_fires_only_when_inputs_drift(monitored_service, digits_rows):
+    service, server = monitored_service
     send(service, digits_rows)
     observed = 'dubito_flag_p_value_count{job="dubito"}'
     wait_until(
         lambda: any(rows >= len(digits_rows) - 1 for _, rows in query_prometheus(server, observed))
     )
-    time.sleep(3)  # three times the rules are looked at
+    time.sleep(3)  # three evaluations of the rules
     assert query_prometheus(server, 'dubito_drift_alarm{job="dubito"}')[0][1] == 0
-    assert "DubitoDrift" not in firing(server)
+    assert "DubitoDrift" not in get_firing_alerts(server)
     send(service, np.random.default_rng().uniform(0, 16, (160, 64)))
-    wait_until(lambda: "DubitoDrift" in firing(server))
-    alert = firing(server)["DubitoDrift"]
+    wait_until(lambda: "DubitoDrift" in get_firing_alerts(server))
+    alert = get_firing_alerts(server)["DubitoDrift"]
     assert (alert["labels"]["model"], alert["labels"]["version"]) == ("digits", "1")
     assert alert["annotations"]["description"].startswith(
         "The inputs of model digits version 1 differ"
     )
-    assert firing(server).keys() <= {"DubitoDrift"}
+    assert get_firing_alerts(server).keys() <= {"DubitoDrift"}
 
 
-def test_every_panel_of_the_dashboard_has_data(watched, digits_rows):
-    service, server = watched
+def test_every_dashboard_panel_has_data(monitored_service, digits_rows):
+    service, server = monitored_service
     rows = digits_rows[:20]
     job = service.post("/predict/jobs", json={"inputs": rows.tolist()})
     job.raise_for_status()
@@ -162,26 +164,26 @@ def test_every_panel_of_the_dashboard_has_data(watched, digits_rows):
     service.post("/predict", json={})
     send(service, rows)
 
-    def empty():
+    def find_empty_panels():
         return {
             (panel["title"], target["refId"])
             for panel in PANELS
             for target in panel["targets"]
-            if not query_prometheus(server, chosen(target["expr"]))
-            and panel["title"] not in NOTHING_TO_SHOW
+            if not query_prometheus(server, fill_variables(target["expr"]))
+            and panel["title"] not in EMPTY_PANELS
         }
 
     send(service, digits_rows[:50])
     send(service, np.random.default_rng().uniform(0, 16, (160, 64)))
     end = time.monotonic() + 120
-    while actual := empty():
-        assert time.monotonic() < end, f"without data: {sorted(actual)}"
+    while empty_panels := find_empty_panels():
+        assert time.monotonic() < end, f"without data: {sorted(empty_panels)}"
         time.sleep(0.5)
     for annotation in DASHBOARD["annotations"]["list"][1:]:
-        query_prometheus(server, chosen(annotation["expr"]))
+        query_prometheus(server, fill_variables(annotation["expr"]))
 
 
-def chosen(expression):
+def fill_variables(expression):
     for variable, value in (("$__rate_interval", "30s"), ("$job", ".*"), ("$model", ".*")):
         expression = expression.replace(variable, value)
     return expression

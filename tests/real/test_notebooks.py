@@ -11,7 +11,7 @@ PYTHON = ROOT / ".venv-notebooks" / "bin" / "python"
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.skipif(not PYTHON.exists(), reason="there is no nbclient: make test-real"),
+    pytest.mark.skipif(not PYTHON.exists(), reason="nbclient is not installed: make test-real"),
 ]
 ROWS = """
 import numpy as np
@@ -23,11 +23,11 @@ y = X[:, 0] > 0
 
 def run(folder, *arguments):
     paths = [str(ROOT), str(ROOT / "client")]
-    of_mlflow = {"MLFLOW_TRACKING_URI": "file:runs-of-mlflow", "MLFLOW_ALLOW_FILE_STORE": "true"}
+    settings = {"MLFLOW_TRACKING_URI": "file:runs-of-mlflow", "MLFLOW_ALLOW_FILE_STORE": "true"}
     completed = subprocess.run(
         [PYTHON, *arguments],
         cwd=folder,
-        env=environment_with(PYTHONPATH=":".join(paths), **of_mlflow),
+        env=environment_with(PYTHONPATH=":".join(paths), **settings),
         capture_output=True,
         text=True,
         timeout=900,
@@ -36,12 +36,12 @@ def run(folder, *arguments):
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(notebook, tmp_path):
+def test_notebook_runs(notebook, tmp_path):
     runner = ROOT / "tests" / "real" / "run_notebook.py"
     run(tmp_path, runner, notebook, tmp_path / notebook.name)
 
 
-def test_tensorboard_and_mlflow_are_told_each_epoch(tmp_path):
+def test_tensorboard_and_mlflow_record_each_epoch(tmp_path):
     section = (ROOT / "docs" / "python.md").read_text().partition("## Each epoch")[2]
     blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     assert ["SummaryWriter" in block for block in blocks] == [True, False]

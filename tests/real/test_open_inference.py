@@ -21,7 +21,7 @@ CLIENTS = {
     "mlserver_client": "mlserver",
     "mlflow_client": "mlflow",
 }
-# Cases of clients: what the same rows are asked as of /predict.
+# The model whose /predict response each client case must match.
 DIGITS = (
     "digits",
     "digits_json",
@@ -31,7 +31,7 @@ DIGITS = (
     "digits_half",
     "digits_binary",
 )
-SAME = {
+CASES = {
     **dict.fromkeys((*DIGITS, "digits_input", "digits_list", "digits_frame"), "digits"),
     **dict.fromkeys(("pictures", "pictures_array"), "pictures"),
     **dict.fromkeys(("texts", "texts_json"), "texts"),
@@ -65,8 +65,10 @@ def expected(url, folder):
         "people": TABLE,
         "rents": TABLE,
     }
-    body = {kind: {"model": kind, "inputs": inputs, "seed": 7} for kind, inputs in rows.items()}
-    answers = {kind: httpx.post(f"{url}/predict", json=request) for kind, request in body.items()}
+    requests = {kind: {"model": kind, "inputs": inputs, "seed": 7} for kind, inputs in rows.items()}
+    answers = {
+        kind: httpx.post(f"{url}/predict", json=request) for kind, request in requests.items()
+    }
     assert {answer.status_code for answer in answers.values()} == {200}
     return {kind: answer.json()["predictions"] for kind, answer in answers.items()}
 
@@ -76,13 +78,13 @@ def run_client(client, url, folder):
     if not python.exists():
         pytest.skip(f"{CLIENTS[client]} is not installed: make test-real")
     parts = urlsplit(url)
-    where = {"triton": [parts.netloc], "mlflow_client": [parts.hostname, str(parts.port)]}.get(
+    address = {"triton": [parts.netloc], "mlflow_client": [parts.hostname, str(parts.port)]}.get(
         client, [url]
     )
     command = [
         str(python),
         str(ROOT / "tests" / "real" / "clients" / f"{client}.py"),
-        *where,
+        *address,
         str(folder),
     ]
     completed = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -90,7 +92,7 @@ def run_client(client, url, folder):
     return json.loads(completed.stdout)
 
 
-def test_the_guide_s_examples_run(url):
+def test_examples_in_guide_run(url):
     guide = (ROOT / "docs" / "open-inference.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     parts = urlsplit(url)
@@ -99,11 +101,11 @@ def test_the_guide_s_examples_run(url):
         name = re.search(r"(?:import|from) (tritonclient|mlflow)", block)[1]
         python = ROOT / f".venv-{name}" / "bin" / "python"
         if python.exists():
-            here = block.replace("127.0.0.1:8000", parts.netloc).replace(
+            example = block.replace("127.0.0.1:8000", parts.netloc).replace(
                 '"127.0.0.1", 8000', f'"{parts.hostname}", {parts.port}'
             )
             completed = subprocess.run(
-                [python, "-c", here], capture_output=True, text=True, timeout=120
+                [python, "-c", example], capture_output=True, text=True, timeout=120
             )
             assert completed.returncode == 0, completed.stderr[-2000:]
             assert (
@@ -111,23 +113,23 @@ def test_the_guide_s_examples_run(url):
             ), completed.stdout
 
 
-def flat(rows, name):
+def flatten(rows, name):
     """Flatten a field of all predictions to a tensor."""
     return np.asarray([row[name] for row in rows]).ravel().tolist()
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_client_gets_what_predict_answers_for_every_kind_of_input(client, url, folder, expected):
+def test_client_gets_same_answer_as_predict_for_every_input(client, url, folder, expected):
     answers = run_client(client, url, folder)
     compared = set()
-    for case, kind in SAME.items():
+    for case, kind in CASES.items():
         if case not in answers:
             continue
         compared.add(kind)
         rows, answer = expected[kind], answers[case]
         names = ("mean", "std", "interval") if kind == "rents" else ("probabilities", "label")
         for name in (*names, *(("p_value", "flag") if case != "digits_version" else ())):
-            assert np.ravel(answer[name]).tolist() == flat(rows, name), (case, name)
+            assert np.ravel(answer[name]).tolist() == flatten(rows, name), (case, name)
         if "parameters" in answer:
             assert answer["parameters"]["seed"] == 7
             assert answer["model_name"] == kind
@@ -135,7 +137,7 @@ def test_a_client_gets_what_predict_answers_for_every_kind_of_input(client, url,
     assert compared == set(expected)
 
 
-def test_triton_s_client_reads_all_that_it_asks(url, folder, expected):
+def test_triton_client_reads_all_responses(url, folder, expected):
     answers = run_client("triton", url, folder)
     assert [answers[name] for name in ("live", "ready", "model_ready", "none_ready")] == [
         True,
@@ -157,10 +159,10 @@ def test_triton_s_client_reads_all_that_it_asks(url, folder, expected):
     }
     assert answers["digits"]["id"] == "a request"
     assert "probabilities" in answers["digits"]["binary"], (
-        "clients ask for bytes where they name no outputs"
+        "clients request binary data if they name no outputs"
     )
     requested = answers["digits_version"]
-    assert requested["binary"] == ["label", "samples"], "an output's own flag is stronger"
+    assert requested["binary"] == ["label", "samples"], "an output's flag overrides the request's"
     assert len(requested["samples"]) == 5 * requested["parameters"]["num_samples"] * 10
     assert answers["unknown_model"] == ["404", answers["unknown_model"][1]]
     assert "expected one of" in answers["unknown_model"][1]
@@ -172,7 +174,7 @@ def test_triton_s_client_reads_all_that_it_asks(url, folder, expected):
     assert answers["too_late"][0] == "504"
 
 
-def test_kserve_s_client_reads_all_that_it_asks(url, folder):
+def test_kserve_client_reads_all_responses(url, folder):
     answers = run_client("kserve_client", url, folder)
     assert [answers[name] for name in ("live", "ready", "model_ready", "none_ready")] == [
         True,
@@ -184,12 +186,12 @@ def test_kserve_s_client_reads_all_that_it_asks(url, folder):
     assert answers["graph"] == ["step", 5]
     assert answers["unknown_model"][0] == 404
     assert answers["unknown_model"][1].startswith("model: expected one of"), (
-        "its error has our text"
+        "the client must receive the service's message"
     )
     assert answers["wrong_shape"][0] == 400
 
 
-def test_mlserver_s_and_mlflow_s_clients_read_errors(url, folder):
+def test_mlserver_and_mlflow_clients_read_errors(url, folder):
     answers = run_client("mlserver_client", url, folder)
     assert answers["unknown_model"][0] == 404
     assert answers["wrong_shape"][1].startswith("inputs: expected an array of shape")

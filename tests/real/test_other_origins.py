@@ -40,7 +40,7 @@ def page():
         server.shutdown()
 
 
-def test_a_page_of_another_origin_keeps_no_labels_by_any_door(digits_store, tmp_path, page):
+def test_cross_origin_page_cannot_store_labels(digits_store, tmp_path, page):
     choices = "".join(f'<Choice value="{digit}"/>' for digit in range(10))
     config = (
         f'<View><Image name="p" value="$i"/><Choices name="d" toName="p">{choices}</Choices></View>'
@@ -53,16 +53,16 @@ def test_a_page_of_another_origin_keeps_no_labels_by_any_door(digits_store, tmp_
         "project": {"id": 2, "label_config": config},
     }
     acquire = {"pool": [[0.0] * 64], "k": 1, "keep": True}
-    doors = {"label-studio/digits/webhook": webhook, "labels": LABEL, "acquire": acquire}
+    endpoints = {"label-studio/digits/webhook": webhook, "labels": LABEL, "acquire": acquire}
     with serving(digits_store, DUBITO_STATE=str(tmp_path)) as (url, _), chromium() as driver:
-        # 127.0.0.1 is another site than localhost, and another origin of the same site
+        # The page is cross-site on localhost, and same-site but cross-origin on 127.0.0.1.
         for name in ("localhost", "127.0.0.1"):
             driver.get(f"http://{name}:{page}/")
-            for door, content in doors.items():
-                driver.execute_script(SEND, f"{url}/{door}", json.dumps(content))
+            for path, content in endpoints.items():
+                driver.execute_script(SEND, f"{url}/{path}", json.dumps(content))
                 until(driver, lambda: driver.execute_script("return sent") == 4)
         figures = httpx.get(f"{url}/models/digits/labels").json()
         assert (figures["labels"], figures["acquired"]) == (0, 0)
-        # what was sent is a label where a program sends it
+        # The same webhook stores a label if a program sends it.
         answer = httpx.post(f"{url}/label-studio/digits/webhook", json=webhook)
         assert answer.status_code == 201, answer.text

@@ -5,23 +5,23 @@ import httpx
 import pytest
 
 from tests.support import tiny
-from tests.support.damage import OF_FILES, OF_GRAPHS, damage
-from tests.support.serving import WITH_TRIALS, WITHOUT_TRIALS, serving
+from tests.support.damage import FILE_DAMAGE, GRAPH_DAMAGE, damage
+from tests.support.serving import WITH_PREFLIGHTS, WITHOUT_PREFLIGHTS, serving
 
 ADMIN = {"X-API-Key": "the-key-of-the-administrator"}
 ROW = {"inputs": [[0.5] * tiny.INPUTS], "seed": 1, "num_samples": 5}
 DAMAGED = "2"
-BY_DESIGN = {200, 404, 503}
-OF_ONE_SERVICE = 100
+EXPECTED_STATUSES = {200, 404, 503}
+SEEDS_PER_SERVICE = 100
 
 
-def ask_of_damaged_versions(folder, seeds, kinds, trials):
-    """Damage version 2 by each seed, and request it and `latest`; count the answers by status."""
-    store = tiny.published(folder / "models", versions=2)
+def request_damaged_versions(folder, seeds, kinds, trials):
+    """Damage version 2 by each seed, request it and `latest`, and count its statuses."""
+    store = tiny.create_store(folder / "models", versions=2)
     store.set_alias("tiny", "latest", "1")
-    of_model, full = store.root / "tiny", folder / "whole"
-    shutil.copytree(of_model / DAMAGED, full)
-    answered = Counter()
+    model_folder, intact = store.root / "tiny", folder / "whole"
+    shutil.copytree(model_folder / DAMAGED, intact)
+    statuses = Counter()
     settings = {"DUBITO_ADMIN_KEY": ADMIN["X-API-Key"], "DUBITO_POLL_INTERVAL_S": "3600"}
     with (
         serving(store.root, **settings, **trials) as (url, process),
@@ -29,26 +29,26 @@ def ask_of_damaged_versions(folder, seeds, kinds, trials):
     ):
         expected = client.post("/predict", json={**ROW, "version": "1"}).json()["predictions"]
         for seed in seeds:
-            version = of_model / DAMAGED
+            version = model_folder / DAMAGED
             _remove(version)
             assert client.post("/admin/refresh").status_code == 200
-            shutil.copytree(full, version)
+            shutil.copytree(intact, version)
             kind = f"{damage(version, seed, kinds)} of seed {seed}"
             assert client.post("/admin/refresh").status_code == 200, kind
             latest = client.post("/predict", json=ROW)
             assert latest.status_code == 200, f"{kind}: {latest.text}"
             assert latest.json()["version"] == "1", kind
             assert latest.json()["predictions"] == expected, kind
-            of_version = client.post("/predict", json={**ROW, "version": DAMAGED})
-            described = client.get(f"/models/tiny/versions/{DAMAGED}")
-            for answer in (of_version, described):
-                assert answer.status_code in BY_DESIGN, f"{kind}: {answer.text}"
-                assert str(folder) not in answer.text, kind
+            prediction = client.post("/predict", json={**ROW, "version": DAMAGED})
+            description = client.get(f"/models/tiny/versions/{DAMAGED}")
+            for response in (prediction, description):
+                assert response.status_code in EXPECTED_STATUSES, f"{kind}: {response.text}"
+                assert str(folder) not in response.text, kind
             assert client.get("/health/ready").json()["models"] == {"tiny": "1"}, kind
             assert client.get("/models").status_code == 200, kind
-            answered[of_version.status_code] += 1
+            statuses[prediction.status_code] += 1
         assert process.poll() is None
-    return answered
+    return statuses
 
 
 def _remove(path):
@@ -58,20 +58,20 @@ def _remove(path):
         shutil.rmtree(path)
 
 
-def test_damaged_versions_are_refused_while_a_whole_one_is_served(tmp_path):
-    answered = ask_of_damaged_versions(tmp_path, range(40), OF_FILES, WITHOUT_TRIALS)
-    assert answered[503] > 20
+def test_damaged_versions_are_rejected_while_intact_version_is_served(tmp_path):
+    statuses = request_damaged_versions(tmp_path, range(40), FILE_DAMAGE, WITHOUT_PREFLIGHTS)
+    assert statuses[503] > 20
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("seeds", "kinds", "trials"),
-    [(range(700), OF_FILES, WITHOUT_TRIALS), (range(300), OF_GRAPHS, WITH_TRIALS)],
+    [(range(700), FILE_DAMAGE, WITHOUT_PREFLIGHTS), (range(300), GRAPH_DAMAGE, WITH_PREFLIGHTS)],
     ids=["files", "graphs"],
 )
-def test_1000_damaged_versions_end_nothing(tmp_path, seeds, kinds, trials):
-    answered = Counter()
-    for first in range(0, len(seeds), OF_ONE_SERVICE):
-        part = seeds[first : first + OF_ONE_SERVICE]
-        answered += ask_of_damaged_versions(tmp_path / str(first), part, kinds, trials)
-    assert answered[503] > len(seeds) / 2
+def test_service_survives_1000_damaged_versions(tmp_path, seeds, kinds, trials):
+    statuses = Counter()
+    for first in range(0, len(seeds), SEEDS_PER_SERVICE):
+        part = seeds[first : first + SEEDS_PER_SERVICE]
+        statuses += request_damaged_versions(tmp_path / str(first), part, kinds, trials)
+    assert statuses[503] > len(seeds) / 2

@@ -1,5 +1,5 @@
-"""Generated requests, over all routes that take a body: none is answered by an unexpected error,
-takes memory beyond the budget, or keeps the service from answering others.
+"""Send generated requests to all routes with a body. No request may cause an unexpected error,
+exceed the memory budget or block other requests.
 
 `EXAMPLES=N` sends N requests of each kind.
 """
@@ -29,8 +29,8 @@ from tests.support.fuzz import (
     routes_with_json,
 )
 from tests.support.kinds import PEOPLE, PICTURES, TEXTS, publish_tiny
-from tests.support.process import own_bytes
-from tests.support.raw import Connection, Ended
+from tests.support.process import anonymous_bytes
+from tests.support.raw import Connection, ConnectionClosed
 from tests.support.record import parameter
 from tests.support.serving import serving
 from tests.support.texts import tokenizer
@@ -38,34 +38,34 @@ from tests.support.texts import tokenizer
 BUDGET = 64 << 20
 SLACK = 64 << 20  # allocator and libraries beyond the budget
 MAX_SILENCE_S = 0.1
-INTENDED = {503, 504, 507}
-OTHER_FORMS = ({"error"}, {"error_code", "message"})  # errors of V2 and MLflow
+EXPECTED_ERRORS = {503, 504, 507}
+OTHER_ERROR_FORMATS = ({"error"}, {"error_code", "message"})  # V2 and MLflow
 FILES_ONLY = {"/acquire/preview"}
 WITHOUT_BODY = {"/jobs/{job}/cancel"}
-RIGHT = {"model": "digits", "inputs": [[8] * 64], "seed": 7}
+VALID_REQUEST = {"model": "digits", "inputs": [[8] * 64], "seed": 7}
 
 
-class Watch(threading.Thread):
+class Monitor(threading.Thread):
     def __init__(self, url, process):
         super().__init__(daemon=True)
         self.url, self.process = url, process
-        self.is_over, self.waits, self.max_bytes = False, [], own_bytes(process.pid)
+        self.is_over, self.waits, self.max_bytes = False, [], anonymous_bytes(process.pid)
 
     def run(self):
         with httpx.Client(base_url=self.url, timeout=30) as client:
             while not self.is_over:
-                start, worked_s = time.perf_counter(), self._get_worked_s()
+                start, processor_s = time.perf_counter(), self._get_processor_s()
                 assert client.get("/health/live").status_code == 200
-                waited_s = time.perf_counter() - start
-                self.waits.append(min(waited_s, self._get_worked_s() - worked_s))
-                self.max_bytes = max(self.max_bytes, own_bytes(self.process.pid))
+                wait_s = time.perf_counter() - start
+                self.waits.append(min(wait_s, self._get_processor_s() - processor_s))
+                self.max_bytes = max(self.max_bytes, anonymous_bytes(self.process.pid))
                 time.sleep(0.01)
 
-    def _get_worked_s(self):
+    def _get_processor_s(self):
         """Sum the processor time of the service's threads."""
         total_ns = 0
         for thread in Path(f"/proc/{self.process.pid}/task").iterdir():
-            with suppress(OSError):  # the thread has ended
+            with suppress(OSError):  # The thread has ended.
                 total_ns += int((thread / "schedstat").read_text().split()[0])
         return total_ns / 1e9
 
@@ -95,18 +95,18 @@ def service(digits_store, tmp_path_factory):
         serving(store.root, **limits) as (url, process),
         httpx.Client(base_url=url, timeout=60) as client,
     ):
-        small = parquet_bytes({"x": [[0.0] * 3]})  # the first requests load libraries
+        small = parquet_bytes({"x": [[0.0] * 3]})  # The first requests load libraries.
         for route, query in list(FILE_ROUTES.items())[:4]:
             query, headers = {"model": "rows", **query}, {"Content-Type": PARQUET}
-            answer = client.post(route, content=small, params=query, headers=headers)
-            assert answer.is_success, answer.text
+            response = client.post(route, content=small, params=query, headers=headers)
+            assert response.is_success, response.text
         for route, body in ROUTES.items():
             assert client.post(route, json=body).status_code < 500
         yield client, process
 
 
-def check_answer(status, media_type, body):
-    assert status < 500 or status in INTENDED, body
+def check_response(status, media_type, body):
+    assert status < 500 or status in EXPECTED_ERRORS, body
     if status >= 400:
         assert CANARY.encode() not in body
         assert b"Traceback" not in body
@@ -115,33 +115,33 @@ def check_answer(status, media_type, body):
             assert content["status"] == status
             assert {"type", "title", "detail"} <= set(content)
         elif content is not None:
-            assert set(content) in OTHER_FORMS, body
+            assert set(content) in OTHER_ERROR_FORMATS, body
 
 
-def hold(service, examples, *strategies):
+def check_limits(service, examples, *strategies):
     client, process = service
     url = str(client.base_url)
     max_examples = parameter("EXAMPLES", examples)
     options = {"database": None, "suppress_health_check": list(HealthCheck)}
 
     def run(send):
-        expected = client.post("/predict", json=RIGHT).content
-        before = own_bytes(process.pid)
-        with closing(Watch(url, process)) as watch:
-            watch.start()
+        expected = client.post("/predict", json=VALID_REQUEST).content
+        before = anonymous_bytes(process.pid)
+        with closing(Monitor(url, process)) as monitor:
+            monitor.start()
             test = given(*strategies)(send)
             settings(max_examples=max_examples, derandomize=max_examples == examples, **options)(
                 test
             )()
-        assert client.post("/predict", json=RIGHT).content == expected
-        assert watch.max_bytes - before < BUDGET + SLACK
-        assert np.quantile(watch.waits, 0.95) < MAX_SILENCE_S
+        assert client.post("/predict", json=VALID_REQUEST).content == expected
+        assert monitor.max_bytes - before < BUDGET + SLACK
+        assert np.quantile(monitor.waits, 0.95) < MAX_SILENCE_S
         assert process.poll() is None
 
     return run
 
 
-def test_every_route_with_a_json_body_is_fuzzed():
+def test_every_route_with_json_body_is_fuzzed():
     routes = create_app(Settings(state=None)).state.routes
     templates = {route.path for route in routes if "POST" in route.methods}
     fuzzed = {
@@ -151,41 +151,41 @@ def test_every_route_with_a_json_body_is_fuzzed():
     assert templates == fuzzed | FILES_ONLY | WITHOUT_BODY
 
 
-def test_json_with_odd_or_huge_values_is_answered_within_bounds(service):
+def test_json_with_extreme_values_is_answered_within_limits(service):
     client, _ = service
 
-    @hold(service, 150, routes_with_json())
+    @check_limits(service, 150, routes_with_json())
     def send(case):
         route, body = case
         headers = {"Content-Type": "application/json"}
-        answer = client.post(route, content=body, headers=headers)
-        check_answer(answer.status_code, answer.headers["content-type"], answer.content)
+        response = client.post(route, content=body, headers=headers)
+        check_response(response.status_code, response.headers["content-type"], response.content)
 
 
-def test_files_that_announce_or_become_far_more_are_answered_within_bounds(service):
+def test_files_that_announce_or_expand_to_huge_data_stay_within_limits(service):
     client, _ = service
     models = st.sampled_from(["rows", "people", "pictures", "texts"])
 
-    @hold(service, 60, files(), st.sampled_from(list(FILE_ROUTES)), models)
+    @check_limits(service, 60, files(), st.sampled_from(list(FILE_ROUTES)), models)
     def send(file, route, model):
         media_type, content = file
         query = {"model": model, **FILE_ROUTES[route]}
         headers = {"Content-Type": media_type}
-        answer = client.post(route, content=content, params=query, headers=headers)
-        check_answer(answer.status_code, answer.headers["content-type"], answer.content)
+        response = client.post(route, content=content, params=query, headers=headers)
+        check_response(response.status_code, response.headers["content-type"], response.content)
 
 
-def test_damaged_requests_are_answered_or_refused(service):
+def test_damaged_requests_are_answered_or_rejected(service):
     client, _ = service
 
-    @hold(service, 150, damaged_requests())
+    @check_limits(service, 150, damaged_requests())
     def send(content):
         with Connection(client.base_url.port) as connection:
             try:
                 connection.send(content)
-                answers = connection.answers_until_end(0.1)
-            except Ended:
+                responses = connection.answers_until_end(0.1)
+            except ConnectionClosed:
                 return
-        for answer in answers:
-            media_type = answer.headers.get(b"content-type", b"").decode()
-            check_answer(answer.status, media_type, answer.body)
+        for response in responses:
+            media_type = response.headers.get(b"content-type", b"").decode()
+            check_response(response.status, media_type, response.body)

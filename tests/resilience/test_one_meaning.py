@@ -5,7 +5,7 @@ from contextlib import ExitStack
 import pytest
 
 from service.server.http1 import MAX_HEAD_BYTES
-from tests.support.raw import Connection, Ended, request
+from tests.support.raw import Connection, ConnectionClosed, request
 
 ROW = b"[" + b",".join([b"8"] * 64) + b"]"
 BODY = b'{"inputs": [' + ROW + b'], "seed": 7}'
@@ -31,28 +31,28 @@ def connection(client):
         yield connection
 
 
-def refused(connection, content, status=400):
+def assert_rejected(connection, content, status=400):
     connection.send(content)
-    answer = connection.answer()
-    assert (answer.status, answer.closes) == (status, True), content[:200]
-    with pytest.raises(Ended):
+    response = connection.answer()
+    assert (response.status, response.closes) == (status, True), content[:200]
+    with pytest.raises(ConnectionClosed):
         connection.answer()
 
 
 @pytest.mark.parametrize("headers", UPGRADES, ids=lambda headers: headers[1][1])
-@pytest.mark.parametrize("apart", [False, True])
-def test_a_body_is_read_whatever_upgrade_says_and_none_is_granted(connection, headers, apart):
+@pytest.mark.parametrize("is_split", [False, True])
+def test_upgrade_headers_are_ignored_and_bodies_are_read(connection, headers, is_split):
     expected = connection.ask(request("POST", "/predict", BODY))
     assert expected.status == 200
     for body in (BODY, INNER):
-        full = request("POST", "/predict", body, headers)
-        connection.send(full[: -len(body)] if apart else full)
-        if apart:
+        message = request("POST", "/predict", body, headers)
+        connection.send(message[: -len(body)] if is_split else message)
+        if is_split:
             time.sleep(0.05)
             connection.send(body)
-        answer = connection.answer()
-        assert answer.status == (200 if body == BODY else 422)
-        assert answer.body == expected.body or body == INNER
+        response = connection.answer()
+        assert response.status == (200 if body == BODY else 422)
+        assert response.body == expected.body or body == INNER
         assert connection.ask(LIVE).body == b'{"status":"live"}'
     assert connection.ask(request("GET", "/health/live", None, headers)).status == 200
     assert connection.ask(LIVE).status == 200
@@ -62,11 +62,11 @@ def test_a_body_is_read_whatever_upgrade_says_and_none_is_granted(connection, he
     "garbage",
     [b"\x00\xff\x16\x03", b"garbage\r\n\r\n", b"GET / HTTP/1.1\r\n bad: x\r\n\r\n", b"}" * 50],
 )
-def test_garbage_after_a_request_does_not_take_its_place(connection, garbage):
+def test_garbage_after_request_gets_separate_error(connection, garbage):
     connection.send(request("POST", "/predict", BODY) + garbage)
     assert connection.answer().status == 200
     assert connection.answer().status == 400
-    with pytest.raises(Ended):
+    with pytest.raises(ConnectionClosed):
         connection.answer()
 
 
@@ -83,10 +83,10 @@ def test_garbage_after_a_request_does_not_take_its_place(connection, garbage):
     ],
     ids=lambda content: content[60:100],
 )
-def test_what_comes_beside_bodies_is_bounded_also_in_one_piece(connection, content):
+def test_oversized_heads_trailers_and_chunk_extensions_are_rejected(connection, content):
     assert len(content) > MAX_HEAD_BYTES or content.count(b"A:") > 256 or b";" in content
     connection.send(content)
-    with pytest.raises(Ended):
+    with pytest.raises(ConnectionClosed):
         assert connection.answer().status == 431
         connection.answer()
 
@@ -113,14 +113,14 @@ def test_what_comes_beside_bodies_is_bounded_also_in_one_piece(connection, conte
         b"Content-\xffLength: 2\r\n",
     ],
 )
-def test_what_parsers_read_in_different_ways_is_refused(connection, head):
-    refused(connection, POST + head + b"\r\n{}" + LIVE)
+def test_ambiguous_framing_is_rejected(connection, head):
+    assert_rejected(connection, POST + head + b"\r\n{}" + LIVE)
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        b"GET / HTTP/1.1\r\n\r\n",  # no host
+        b"GET / HTTP/1.1\r\n\r\n",  # missing host
         b"GET / HTTP/1.1\nHost: x\n\n",
         b"GET /\x0b HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET /#a HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -145,17 +145,17 @@ def test_what_parsers_read_in_different_ways_is_refused(connection, head):
         ),
         CHUNKED + b"0\r\nX y\r\n\r\n",
         CHUNKED + b"2;a\nb\r\n{}\r\n0\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS, at once and not after a minute
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS, rejected without a timeout
     ],
 )
-def test_what_is_not_strictly_http_is_refused(connection, content):
-    refused(connection, content)
+def test_invalid_http_is_rejected(connection, content):
+    assert_rejected(connection, content)
 
 
-def test_pipelined_requests_are_answered_in_order_however_they_are_cut(connection):
+def test_pipelined_requests_are_answered_in_order_for_any_segmentation(connection):
     expected = [connection.ask(content) for content in (request("POST", "/predict", BODY), LIVE)]
     chunks = b"".join(b"%x;x=y\r\n%s\r\n" % (len(p), p) for p in (BODY[:7], BODY[7:8], BODY[8:]))
-    item = (
+    pipeline = (
         request("POST", "/predict", BODY)
         + LIVE
         + CHUNKED
@@ -164,18 +164,18 @@ def test_pipelined_requests_are_answered_in_order_however_they_are_cut(connectio
         + b"\r\n"
         + LIVE
     )
-    content = item * 3
+    content = pipeline * 3
     for seed in range(10):
         cuts = sorted(random.Random(seed).sample(range(len(content)), 25))
         for begin, end in zip([0, *cuts], [*cuts, len(content)], strict=True):
             connection.send(content[begin:end])
         for _ in range(6):
             assert [connection.answer().body, connection.answer().body] == [
-                answer.body for answer in expected
+                response.body for response in expected
             ]
 
 
-def test_a_pipeline_that_came_whole_is_answered_whole_however_long_that_takes(serve, digits_store):
+def test_complete_pipeline_is_answered_despite_deadline(serve, digits_store):
     body = b'{"inputs": [' + b",".join([ROW] * 500) + b'], "num_samples": 1000}'
     with ExitStack() as stack:
         url, _ = stack.enter_context(
@@ -184,13 +184,13 @@ def test_a_pipeline_that_came_whole_is_answered_whole_however_long_that_takes(se
         connection = stack.enter_context(Connection(int(url.rpartition(":")[2])))
         connection.send(
             request("POST", "/predict", body) * 8 + LIVE
-        )  # their work takes longer than they may
+        )  # The work takes longer than the deadline.
         assert {connection.answer().status for _ in range(8)} <= {200, 504}
         assert connection.answer().status == 200
 
 
-def test_no_path_is_answered_with_the_way_to_another_host(connection):
+def test_paths_with_trailing_slash_do_not_redirect_to_another_host(connection):
     for path in ("/models/", "/predict/", "/health/live/", "/docs/"):
-        answer = connection.ask(b"GET " + path.encode() + b" HTTP/1.1\r\nHost: evil\r\n\r\n")
-        assert answer.status == 404
-        assert b"location" not in answer.headers
+        response = connection.ask(b"GET " + path.encode() + b" HTTP/1.1\r\nHost: evil\r\n\r\n")
+        assert response.status == 404
+        assert b"location" not in response.headers

@@ -2,9 +2,9 @@ import os
 
 import httpx
 
-from tests.support.serving import WITH_TRIALS, predict_blank
+from tests.support.serving import WITH_PREFLIGHTS, predict_blank
 
-# Python runs this before anything else, in the service and in the process that tries versions.
+# Python runs this at startup, in the service and in the preflight process.
 WITHOUT_LINUX = """
 import ctypes, os, pathlib, socket, types
 
@@ -29,15 +29,15 @@ pathlib.Path(__file__).with_name(f"{os.getpid()}.used").touch()
 """
 
 
-def test_a_service_without_linux_s_calls_tries_versions_and_answers(serve, own_store, tmp_path):
+def test_service_runs_preflights_and_predicts_without_linux_calls(serve, writable_store, tmp_path):
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(WITHOUT_LINUX)
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     with (
-        serve(own_store.root, PYTHONPATH=path, **WITH_TRIALS) as (url, _),
+        serve(writable_store.root, PYTHONPATH=path, **WITH_PREFLIGHTS) as (url, _),
         httpx.Client(base_url=url) as client,
     ):
-        answer = predict_blank(client)
-        assert answer.status_code == 200, answer.text
+        response = predict_blank(client)
+        assert response.status_code == 200, response.text
     assert len([*folder.glob("*.used")]) == 2

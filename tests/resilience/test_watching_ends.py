@@ -26,7 +26,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_that_waits_ends_well_by_an_interrupt(name, tmp_path):
+def test_watching_command_exits_cleanly_on_interrupt(name, tmp_path):
     arguments, message = COMMANDS[name]
     environment = environment_in(tmp_path) | {
         "DUBITO_STATE": str(tmp_path / "state"),
@@ -48,7 +48,7 @@ def test_a_command_that_waits_ends_well_by_an_interrupt(name, tmp_path):
         assert message in process.stdout.readline()
         assert "repeating every 60 s" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=30)
-        assert (process.returncode, rest) == (0, "")
+        output, _ = process.communicate(timeout=30)
+        assert (process.returncode, output) == (0, "")
     finally:
         process.kill()

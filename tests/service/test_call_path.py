@@ -9,7 +9,7 @@ MAX_MODULES, MAX_MOVES = 26, 86
 TRIES = 3
 
 
-def test_a_row_passes_few_modules_and_moves(digits_store, tmp_path):
+def test_prediction_passes_through_few_modules_and_module_changes(digits_store, tmp_path):
     environment = environment_with(
         DUBITO_STORE=str(digits_store),
         DUBITO_PORT=str(free_port()),

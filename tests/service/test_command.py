@@ -11,10 +11,10 @@ from model_store.state.database import FILE, Database
 from model_store.state.jobs import Jobs
 from tests.support.environment import ROOT, environment_with, run_service
 from tests.support.ports import free_port
-from tests.support.serving import answers, serving, wait_until
+from tests.support.serving import is_responding, serving, wait_until
 
 
-def test_the_state_is_backed_up_and_restored_by_commands_with_results(digits_store, tmp_path):
+def test_backup_and_restore_commands_preserve_job_results(digits_store, tmp_path):
     database = Database(tmp_path / "state")
     jobs = Jobs(database)
     name, folder = jobs.new_folder()
@@ -32,7 +32,7 @@ def test_the_state_is_backed_up_and_restored_by_commands_with_results(digits_sto
         assert httpx.get(f"{url}/jobs/{name}/result").json() == {"ranking": []}
 
 
-def test_help_says_the_options_and_where_the_settings_are():
+def test_help_lists_options_and_names_the_settings_page():
     completed = run_service("--help")
     assert completed.returncode == 0
     assert "--port N" in completed.stdout
@@ -41,22 +41,23 @@ def test_help_says_the_options_and_where_the_settings_are():
 
 
 @pytest.mark.parametrize("option", [["--prot", "1"], ["--port", "eighty"], ["--port"], ["8000"]])
-def test_a_wrong_option_is_refused_by_name(option):
+def test_invalid_option_is_named_in_the_error(option):
     completed = run_service(*option)
     assert completed.returncode == 2
     assert option[0] in completed.stderr.splitlines()[-1]
 
 
-def test_a_service_that_was_started_without_standard_files_serves_and_ends_in_order(digits_store):
+def test_service_serves_and_stops_cleanly_without_standard_streams(digits_store):
     port = free_port()
     settings = {"DUBITO_STORE": str(digits_store), "DUBITO_PORT": str(port), "DUBITO_LOG": "json"}
     command = [sys.executable, "-m", "service"]
-    closing = ["/bin/sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', *command]
-    with subprocess.Popen(closing, env=environment_with(**settings), cwd=ROOT) as process:
+    shell_command = ["/bin/sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', *command]
+    with subprocess.Popen(shell_command, env=environment_with(**settings), cwd=ROOT) as process:
         try:
             url = f"http://127.0.0.1:{port}"
             wait_until(
-                lambda: process.poll() is not None or answers(f"{url}/health/ready"), seconds=60
+                lambda: process.poll() is not None or is_responding(f"{url}/health/ready"),
+                seconds=60,
             )
             request = {"inputs": [[0] * 64], "num_samples": 2}
             assert httpx.post(f"{url}/predict", json=request, timeout=60).status_code == 200
@@ -66,7 +67,7 @@ def test_a_service_that_was_started_without_standard_files_serves_and_ends_in_or
             process.kill()
 
 
-def test_a_port_beyond_the_last_is_refused():
+def test_port_above_65535_is_rejected():
     completed = run_service("--port", "70000")
     assert completed.returncode == 2
     assert completed.stderr.splitlines() == [
@@ -75,9 +76,9 @@ def test_a_port_beyond_the_last_is_refused():
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_port_in_use_is_noticed_at_once_in_one_line(digits_store, workers):
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
+def test_port_in_use_fails_fast_with_one_line(digits_store, workers):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         start = time.monotonic()
         completed = run_service(
             "--port", str(port), DUBITO_STORE=str(digits_store), DUBITO_WORKERS=workers
@@ -90,14 +91,14 @@ def test_a_port_in_use_is_noticed_at_once_in_one_line(digits_store, workers):
     ]
 
 
-def test_a_host_that_is_not_of_this_machine_is_said():
+def test_host_of_another_machine_is_reported():
     completed = run_service(DUBITO_HOST="192.0.2.1")
     assert completed.returncode == 3
     assert completed.stderr.startswith("error: cannot listen on 192.0.2.1 port 8000: ")
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_store_that_does_not_exist_is_named_and_the_option_s_port_is_served(tmp_path, workers):
+def test_missing_store_is_named_and_port_option_overrides_setting(tmp_path, workers):
     port = free_port()
     command = [sys.executable, "-m", "service", "--port", str(port)]
     settings = {
@@ -111,7 +112,9 @@ def test_a_store_that_does_not_exist_is_named_and_the_option_s_port_is_served(tm
     )
     try:
         wait_until(
-            lambda: process.poll() is not None or answers(f"http://127.0.0.1:{port}/health/live")
+            lambda: (
+                process.poll() is not None or is_responding(f"http://127.0.0.1:{port}/health/live")
+            )
         )
         assert httpx.get(f"http://127.0.0.1:{port}/models").json() == {"models": []}
     finally:
@@ -120,7 +123,7 @@ def test_a_store_that_does_not_exist_is_named_and_the_option_s_port_is_served(tm
     assert message.count(f"DUBITO_STORE: the folder {tmp_path / 'modles'} does not exist") == 1
 
 
-def test_a_store_that_is_a_file_is_refused(tmp_path):
+def test_store_that_is_a_file_is_rejected(tmp_path):
     (tmp_path / "models").write_text("")
     completed = run_service(DUBITO_STORE=str(tmp_path / "models"))
     assert completed.returncode == 2
@@ -129,7 +132,7 @@ def test_a_store_that_is_a_file_is_refused(tmp_path):
     ]
 
 
-def test_a_public_key_that_is_none_is_refused(tmp_path):
+def test_invalid_public_key_file_is_rejected(tmp_path):
     (tmp_path / "key").write_text("not a key")
     completed = run_service(DUBITO_VERIFY_KEY_FILE=str(tmp_path / "key"))
     assert completed.returncode == 2

@@ -7,10 +7,10 @@ import pytest
 
 from tests.support.environment import ROOT, environment_with
 
-OF_TEXT = {"tokenizers", "huggingface_hub"}
-OF_CLUSTERS = {"obstore", "ray"}
-TRAINING_VARIABLES = {"torch", "training", "sklearn", "matplotlib", "onnxscript", "scipy", "tqdm"}
-OF_TABLES = {"pyarrow"}
+TEXT_PACKAGES = {"tokenizers", "huggingface_hub"}
+CLUSTER_PACKAGES = {"obstore", "ray"}
+TRAINING_PACKAGES = {"torch", "training", "sklearn", "matplotlib", "onnxscript", "scipy", "tqdm"}
+TABLE_PACKAGES = {"pyarrow"}
 CREATE_APP = """
 import json, sys
 import service.__main__
@@ -21,8 +21,8 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 """
 
 
-def imported(path):
-    """The top-level packages that a module imports, wherever in it."""
+def imports(path):
+    """Return the top-level packages that a module imports, at any depth."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -33,7 +33,7 @@ def imported(path):
     return names
 
 
-def test_the_service_starts_without_what_only_training_needs():
+def test_service_starts_without_training_and_optional_packages():
     completed = subprocess.run(
         [sys.executable, "-c", CREATE_APP],
         env=environment_with(),
@@ -45,35 +45,35 @@ def test_the_service_starts_without_what_only_training_needs():
     )
     loaded = set(json.loads(completed.stdout))
     assert {"service", "model_store", "fastapi", "onnxruntime"} <= loaded
-    assert not loaded & (TRAINING_VARIABLES | OF_TABLES | OF_TEXT | OF_CLUSTERS)
+    assert not loaded & (TRAINING_PACKAGES | TABLE_PACKAGES | TEXT_PACKAGES | CLUSTER_PACKAGES)
 
 
 @pytest.mark.parametrize(
     ("package", "forbidden"),
     [
-        ("service", TRAINING_VARIABLES | {"tests", "benchmarks", "dubito"}),
+        ("service", TRAINING_PACKAGES | {"tests", "benchmarks", "dubito"}),
         (
             "model_store",
-            TRAINING_VARIABLES
+            TRAINING_PACKAGES
             | {"service", "fastapi", "starlette", "tests", "benchmarks", "dubito"},
         ),
         ("training", {"service", "fastapi", "starlette", "tests", "benchmarks", "dubito"}),
     ],
 )
-def test_a_package_imports_nothing_that_it_must_not(package, forbidden):
+def test_package_has_no_forbidden_imports(package, forbidden):
     modules = list((ROOT / package).rglob("*.py"))
     assert modules
     assert {
-        path.name: sorted(imported(path) & forbidden)
+        path.name: sorted(imports(path) & forbidden)
         for path in modules
-        if imported(path) & forbidden
+        if imports(path) & forbidden
     } == {}
 
 
-def test_the_client_imports_httpx_numpy_and_the_standard_library_alone():
+def test_client_requires_only_httpx_and_numpy():
     modules = list((ROOT / "client" / "dubito").glob("*.py"))
     assert len(modules) > 5
-    frames = {"pandas", "polars"}  # users' own, imported by the functions that make them
+    frames = {"pandas", "polars"}  # imported by the functions that return them
     optional = {
         "predictions.py": frames,
         "results.py": frames,
@@ -82,16 +82,16 @@ def test_the_client_imports_httpx_numpy_and_the_standard_library_alone():
         "command.py": {"shtab"},
     }
     for path in modules:
-        rest = imported(path) - sys.stdlib_module_names - {"dubito", "httpx", "numpy"}
-        assert rest <= optional.get(path.name, set()), path
+        extra = imports(path) - sys.stdlib_module_names - {"dubito", "httpx", "numpy"}
+        assert extra <= optional.get(path.name, set()), path
 
 
 @pytest.mark.parametrize(
     "package", ["integrations", "service", "model_store", "training", "client"]
 )
-def test_nothing_is_ever_unpickled(package):
+def test_no_package_unpickles(package):
     for path in (ROOT / package).rglob("*.py"):
-        assert not imported(path) & {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+        assert not imports(path) & {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
                 assert isinstance(node.value, ast.Constant)

@@ -9,7 +9,7 @@ from service.settings import CLIENT_VARIABLES, TRAINING_VARIABLES, Settings, rea
 from tests.support.environment import run_service
 
 
-def test_every_setting_is_documented_as_it_is():
+def test_every_setting_is_documented():
     text = SETTINGS.read_text()
     assert with_table(text, "settings", settings_table()) == text, "python -m docs.reference"
     documented = set(re.findall(r"^\| `(DUBITO_\w+)`", text, re.MULTILINE))
@@ -34,14 +34,14 @@ def test_every_setting_is_documented_as_it_is():
         ("dubito_stoer", "models", "one of"),
     ],
 )
-def test_a_wrong_setting_is_named(monkeypatch, variable, value, expected):
+def test_invalid_setting_is_named(monkeypatch, variable, value, expected):
     monkeypatch.setenv(variable, value)
     with pytest.raises(InvalidInput, match=rf"({variable}: |got {variable})") as raised:
         read_settings()
     assert expected in str(raised.value)
 
 
-def test_settings_are_read_from_the_environment_whatever_its_case(monkeypatch):
+def test_environment_variables_are_case_insensitive(monkeypatch):
     monkeypatch.setenv("DUBITO_PORT", "1234")
     monkeypatch.setenv("dubito_max_rows", "7")
     monkeypatch.setenv("DUBITO_DATA", "read by training")
@@ -50,11 +50,11 @@ def test_settings_are_read_from_the_environment_whatever_its_case(monkeypatch):
     assert (settings.port, settings.max_rows) == (1234, 7)
 
 
-@pytest.mark.parametrize("wrong", [{"DUBITO_PORT": "eighty"}, {"DUBITO_STOER": "models"}])
-def test_the_service_ends_with_one_line_and_exit_code_2(wrong):
-    completed = run_service(**wrong)
+@pytest.mark.parametrize("variables", [{"DUBITO_PORT": "eighty"}, {"DUBITO_STOER": "models"}])
+def test_invalid_settings_end_the_service_with_one_line_and_exit_code_2(variables):
+    completed = run_service(**variables)
     assert completed.returncode == 2
     assert completed.stdout == ""
     assert len(completed.stderr.splitlines()) == 1
     assert completed.stderr.startswith("error: ")
-    assert next(iter(wrong)) in completed.stderr
+    assert next(iter(variables)) in completed.stderr

@@ -1,4 +1,4 @@
-"""Drive Chromium with selenium from its own environment, `.venv-page` (see `make test-real`)."""
+"""Drive Chromium with selenium from the environment `.venv-page` (see `make test-real`)."""
 
 import base64
 import shutil
@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.support.environment import ROOT
 
-WAIT_S = 20.0  # until an expectation fails
+WAIT_S = 20.0  # timeout of `until`
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 PACKAGES = (
@@ -37,7 +37,7 @@ MISSING = next(
         for name, is_present in (
             ("chromium", CHROMIUM),
             ("chromedriver (Debian's chromium-driver)", DRIVER),
-            ("the environment of the page's tests (make test-real)", PACKAGES.exists()),
+            ("the environment of the page tests (make test-real)", PACKAGES.exists()),
         )
         if not is_present
     ),
@@ -110,7 +110,7 @@ def until(driver: Any, condition: Callable[[], Any], seconds: float = WAIT_S) ->
 
 
 def get_text(driver: Any, selector: str) -> str:
-    """Return the text of the first matching element, or "", in one step since answers change."""
+    """Return the text of the first matching element, or "". One script prevents stale elements."""
     text: str = driver.execute_script(
         "return document.querySelector(arguments[0])?.innerText ?? ''", selector
     )
@@ -118,7 +118,7 @@ def get_text(driver: Any, selector: str) -> str:
 
 
 def press(driver: Any, name: str) -> None:
-    """Click the button with a name, and retry if the page replaces it meanwhile."""
+    """Click the button with a name. Retry if the page replaces it."""
     from selenium.common.exceptions import StaleElementReferenceException
 
     def try_click() -> bool:

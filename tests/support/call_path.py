@@ -18,7 +18,7 @@ PACKAGES = tuple(str(ROOT / package) + os.sep for package in ("service", "model_
 BODY = json.dumps({"inputs": [[0.0] * 64]}).encode()
 WARM_UP, REQUESTS = 5, 15
 
-calls: list[str] | None = None  # the modules called, in order, while a request is counted
+calls: list[str] | None = None  # files of the calls during a counted request
 
 
 def profile(frame, event, _):
@@ -28,19 +28,19 @@ def profile(frame, event, _):
 
 def count(port):
     global calls
-    counted = []
+    paths = []
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     for i in range(WARM_UP + REQUESTS):
-        time.sleep(0.05)  # draws are made ahead meanwhile
+        time.sleep(0.05)  # the service prepares draws meanwhile
         calls = [] if i >= WARM_UP else None
         connection.request("POST", "/predict", BODY, {"Content-Type": "application/json"})
         answer = connection.getresponse()
         answer.read()
         assert answer.status == 200
         if calls is not None:
-            counted.append(calls)
+            paths.append(calls)
     calls = None
-    path = min(counted, key=len)
+    path = min(paths, key=len)
     moves = sum(before != after for before, after in itertools.pairwise(path))
     modules = Counter(str(Path(file).relative_to(ROOT)) for file in path)
     print(json.dumps({"calls": len(path), "moves": moves, "modules": modules}, indent=1))

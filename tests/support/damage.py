@@ -18,7 +18,7 @@ GRAPHS = ("sampler.onnx", "network.onnx")
 ARRAYS = ("calibration.safetensors", "weights.safetensors")
 FILES = (*GRAPHS, *ARRAYS)
 MANIFEST = "manifest.json"
-ODD: tuple[Any, ...] = (
+EDGE_VALUES: tuple[Any, ...] = (
     *(None, True, -1, 0, 1, 3, 1e308, 1e-308, 2**31, 2**53, 2**63, 2**64, -(2**63)),
     *("", "x", "x" * 5000, "\ud800", "\0", "..", "1", "entropy"),
     *([], {}, [[]], [None], [1] * 1000, [0], ["a", "a"], {"": None}),
@@ -39,10 +39,10 @@ def seal(folder: Path, content: dict[str, Any] | None = None) -> None:
     content = json.loads(path.read_text()) if content is None else content
     files = content.get("files")
     for file in FILES:
-        there = folder / file
-        if isinstance(files, dict) and isinstance(files.get(file), dict) and there.is_file():
-            actual = there.read_bytes()
-            files[file] |= {"sha256": hashlib.sha256(actual).hexdigest(), "size": len(actual)}
+        file_path = folder / file
+        if isinstance(files, dict) and isinstance(files.get(file), dict) and file_path.is_file():
+            data = file_path.read_bytes()
+            files[file] |= {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
     if "digest" in content:
         content["digest"] = NO_DIGEST
     text = json.dumps(content, indent=2).encode()
@@ -65,7 +65,7 @@ def _change_leaf(content: Any, random: Random) -> None:
             if random.random() < 0.2:
                 del content[key]
             else:
-                content[key] = random.choice(ODD)
+                content[key] = random.choice(EDGE_VALUES)
             return
         content = content[key]
 
@@ -94,7 +94,7 @@ def change_arrays(folder: Path, random: Random) -> None:
     seal(folder)
 
 
-def lying_header(folder: Path, random: Random) -> None:
+def corrupt_header(folder: Path, random: Random) -> None:
     path = folder / random.choice(ARRAYS)
     content = bytearray(path.read_bytes())
     length = int.from_bytes(content[:8], "little")
@@ -127,8 +127,8 @@ def change_graph(folder: Path, random: Random) -> None:
             tensor = random.choice(graph.initializer)
             array = numpy_helper.to_array(tensor)
             values = (0, 3, np.nan, 1e30) if array.dtype.kind == "f" else (0, 3, -1)
-            odd = np.full_like(array, random.choice(values))
-            tensor.CopyFrom(numpy_helper.from_array(odd, tensor.name))
+            replacement = np.full_like(array, random.choice(values))
+            tensor.CopyFrom(numpy_helper.from_array(replacement, tensor.name))
         case 4:
             tensor = random.choice(graph.initializer)
             tensor.dims[:] = [random.choice((0, 1, 7, 2**40))] * random.randrange(4)
@@ -153,5 +153,5 @@ def change_graph_bytes(folder: Path, random: Random) -> None:
 
 
 Kind = Callable[[Path, Random], None]
-OF_GRAPHS: tuple[Kind, ...] = (change_graph, change_graph_bytes)  # only a preflight may run these
-OF_FILES: tuple[Kind, ...] = (change_manifest, change_manifest, change_arrays, lying_header)
+GRAPH_DAMAGE: tuple[Kind, ...] = (change_graph, change_graph_bytes)  # only preflights run these
+FILE_DAMAGE: tuple[Kind, ...] = (change_manifest, change_manifest, change_arrays, corrupt_header)

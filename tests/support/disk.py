@@ -1,7 +1,7 @@
 """Simulate crashes, power failures and full disks in one folder.
 
-`stopping(folder, at=n)` raises `Stopped` at the n-th change of the folder, and at every later one.
-A stopped write is half done. The folder then contains, by kind of loss:
+`crashing_disk(folder, crash_at=n)` raises `Crash` at the n-th change of the folder and at every
+later one. An interrupted write stores half the content. The folder then contains, by kind of loss:
 
     killed         all completed changes: the process ended
     content lost   the same, but files without fsync are empty
@@ -25,15 +25,15 @@ LOSSES = ("killed", "content lost", "entries lost")
 DISK_FULL = "disk full"
 
 
-class Stopped(BaseException):
+class Crash(BaseException):
     """The simulated process has ended. Do not catch this."""
 
 
 class Disk:
     """Count changes below a folder, and track what a power failure would lose."""
 
-    def __init__(self, root: Path, at: int | None, loss: str) -> None:
-        self.root, self.at, self.loss = root, at, loss
+    def __init__(self, root: Path, crash_at: int | None, loss: str) -> None:
+        self.root, self.crash_at, self.loss = root, crash_at, loss
         self.calls = 0
         self.real = {
             name: getattr(os, name)
@@ -41,41 +41,40 @@ class Disk:
         }
         self.real |= {"rmdir": os.rmdir, "fsync": os.fsync, "io.open": io.open}
         self.unsynced: set[int] = set()  # files, by inode
-        self.entries: list[
-            tuple[int, Callable[[Path], None]]
-        ] = []  # the folder's inode, and what undoes a change
+        # The folder's inode and a function that undoes the change.
+        self.entries: list[tuple[int, Callable[[Path], None]]] = []
 
     def step(self) -> None:
-        """Count a change that is about to be made."""
+        """Count the next change, and fail if it is the chosen one."""
         self.calls += 1
-        if self.loss == DISK_FULL and self.calls == self.at:
+        if self.loss == DISK_FULL and self.calls == self.crash_at:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if self.loss != DISK_FULL and self.at is not None and self.calls >= self.at:
-            raise Stopped
+        if self.loss != DISK_FULL and self.crash_at is not None and self.calls >= self.crash_at:
+            raise Crash
 
     def lose(self) -> None:
         if self.loss == "entries lost":
             for folder, undo in reversed(self.entries):
-                places = [
+                paths = [
                     path
                     for path in (self.root, *self.root.rglob("*"))
                     if path.lstat().st_ino == folder
                 ]
-                if places:
-                    undo(places[0])
+                if paths:
+                    undo(paths[0])
         if self.loss in ("content lost", "entries lost"):
             for path in self.root.rglob("*"):
                 if path.is_file() and path.lstat().st_ino in self.unsynced:
                     os.truncate(path, 0)
 
-    # What is called instead of the functions of `os` and `io`
+    # Replacements of functions in `os` and `io`
 
     def open(self, path, flags, mode=0o777, *, dir_fd=None):
         if not flags & os.O_CREAT:
             return self.real["open"](path, flags, mode, dir_fd=dir_fd)
         self.step()
         handle = self.real["open"](path, flags, mode, dir_fd=dir_fd)
-        self._created(Path(path))
+        self._record_creation(Path(path))
         self.unsynced.add(os.fstat(handle).st_ino)
         return handle
 
@@ -86,14 +85,14 @@ class Disk:
         is_new = not Path(path).exists()
         file = self.real["io.open"](path, mode, *arguments, **options)
         if is_new:
-            self._created(Path(path))
+            self._record_creation(Path(path))
         self.unsynced.add(os.fstat(file.fileno()).st_ino)
-        return Written(file, self)
+        return UnbufferedFile(file, self)
 
     def mkdir(self, path, *arguments, **options):
         self.step()
         self.real["mkdir"](path, *arguments, **options)
-        self._created(Path(path))
+        self._record_creation(Path(path))
 
     def rename(self, source, target, **options):
         self.step()
@@ -108,7 +107,7 @@ class Disk:
             if replaced is not None:
                 (folder / target.name).write_bytes(replaced)
 
-        self._noted(target.parent, undo)
+        self._record_undo(target.parent, undo)
 
     def chmod(self, path, *arguments, **options):
         self.step()
@@ -128,7 +127,7 @@ class Disk:
         self.unsynced.discard(inode)
         self.entries = [(folder, undo) for folder, undo in self.entries if folder != inode]
 
-    def _created(self, path: Path) -> None:
+    def _record_creation(self, path: Path) -> None:
         def undo(folder: Path) -> None:
             created = folder / path.name
             if created.is_dir():
@@ -136,13 +135,13 @@ class Disk:
             else:
                 created.unlink(missing_ok=True)
 
-        self._noted(path.parent, undo)
+        self._record_undo(path.parent, undo)
 
-    def _noted(self, folder: Path, undo: Callable[[Path], None]) -> None:
+    def _record_undo(self, folder: Path, undo: Callable[[Path], None]) -> None:
         self.entries.append((folder.stat().st_ino, undo))
 
 
-class Written:
+class UnbufferedFile:
     """A file opened for writing, without buffering."""
 
     def __init__(self, file, disk: Disk) -> None:
@@ -151,7 +150,7 @@ class Written:
     def write(self, content) -> int:
         try:
             self.disk.step()
-        except Stopped:
+        except Crash:
             self.file.write(content[: len(content) // 2])
             self.file.flush()
             raise
@@ -175,17 +174,17 @@ class Written:
 
 
 @contextmanager
-def stopping(root: Path, at: int | None = None, loss: str = "killed") -> Iterator[Disk]:
-    """Run a block on a disk that stops at the `at`-th change (None: never), then apply `loss`.
+def crashing_disk(root: Path, crash_at: int | None = None, loss: str = "killed") -> Iterator[Disk]:
+    """Run a block on a disk that crashes at change `crash_at` (None: never), then apply `loss`.
 
-    The block ends normally. `Disk.calls` is the number of changes.
+    The block suppresses the crash. `Disk.calls` is the number of changes.
     """
-    disk = Disk(root, at, loss)
+    disk = Disk(root, crash_at, loss)
     with pytest.MonkeyPatch.context() as patch:
         for name in ("open", "mkdir", "rename", "chmod", "unlink", "rmdir", "fsync"):
             patch.setattr(os, name, getattr(disk, name))
         patch.setattr(os, "replace", disk.rename)
         patch.setattr(io, "open", disk.open_file)
-        with suppress(Stopped, OSError) if at is not None else suppress(Stopped):
+        with suppress(Crash, OSError) if crash_at is not None else suppress(Crash):
             yield disk
     disk.lose()

@@ -12,6 +12,6 @@ def new_drift(statistics, name="m", version="1", has_copies=False):
 
 
 def watch(drift, p_values):
-    """Add the p-values of a request whose rows are no copies."""
+    """Add the p-values of a request with distinct rows."""
     x = np.array([[next(_numbers)] for _ in p_values], dtype=np.float64)
     drift.watch(p_values, x)

@@ -1,4 +1,4 @@
-"""Where commands run in tests: the environment that they see, and the folders that they work in."""
+"""Environments and folders for commands in tests."""
 
 import io
 import os
@@ -18,17 +18,17 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def environment_with(**settings: str) -> dict[str, str]:
-    """The environment without any DUBITO_ variable but these, and where graphs are kept."""
-    retained = {
+    """Return the environment with these DUBITO_ settings only, and the graph cache."""
+    inherited = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("DUBITO_") or name == "DUBITO_GRAPHS"
     }
-    return retained | settings
+    return inherited | settings
 
 
 def environment_in(folder: Path) -> dict[str, str]:
-    """The environment of commands that read data in a folder, and put runs and models below it."""
+    """Return the environment of commands with data, runs and models in a folder."""
     return environment_with(
         DUBITO_STORE=str(folder / "models"),
         DUBITO_RUNS=str(folder / "runs"),
@@ -37,7 +37,7 @@ def environment_in(folder: Path) -> dict[str, str]:
 
 
 def run_service(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """Run `python -m service` with settings of `environment_with` until it ends."""
+    """Run `python -m service` with settings until it ends."""
     return subprocess.run(
         [sys.executable, "-m", "service", *arguments],
         env=environment_with(**settings),
@@ -49,21 +49,20 @@ def run_service(*arguments: str, **settings: str) -> subprocess.CompletedProcess
 
 
 def run_store(store: "ModelStore", *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run `python -m model_store` on a store, in this process: one of its own takes longer to
-    start than to do anything."""
+    """Run `python -m model_store` on a store in this process, which saves the startup time."""
     from model_store.__main__ import main
 
     command = ["--store", str(store.root), *map(str, arguments)]
-    with redirect_stdout(io.StringIO()) as message, redirect_stderr(io.StringIO()) as errors:
+    with redirect_stdout(io.StringIO()) as output, redirect_stderr(io.StringIO()) as errors:
         try:
             code = main(command)
         except SystemExit as ended:
             code = ended.code
-    return subprocess.CompletedProcess(command, code, message.getvalue(), errors.getvalue())
+    return subprocess.CompletedProcess(command, code, output.getvalue(), errors.getvalue())
 
 
 def run_training(folder: Path, *arguments: str) -> None:
-    """Run `python -m training` in `environment_in` a folder; it succeeds."""
+    """Run `python -m training` successfully in `environment_in(folder)`."""
     command = [sys.executable, "-m", "training", *arguments]
     completed = subprocess.run(
         command, env=environment_in(folder), cwd=ROOT, capture_output=True, text=True, timeout=240
@@ -73,8 +72,7 @@ def run_training(folder: Path, *arguments: str) -> None:
 
 @contextmanager
 def working_in(folder: Path) -> Iterator[None]:
-    """Commands of this process find a user's modules and data in a folder, and put runs and models
-    below it."""
+    """Let commands in this process use the modules, data, runs and models of a folder."""
     with pytest.MonkeyPatch.context() as settings:
         settings.syspath_prepend(folder)
         settings.setenv("DUBITO_DATA", str(folder))
@@ -83,8 +81,8 @@ def working_in(folder: Path) -> Iterator[None]:
         yield
 
 
-def run_training_here(folder: Path, *arguments: str) -> None:
-    """`run_training` in this process, which spares it torch's start."""
+def run_training_in_process(folder: Path, *arguments: str) -> None:
+    """Run `python -m training` in this process, which saves the import of torch."""
     from training.__main__ import main
 
     with working_in(folder):

@@ -15,7 +15,9 @@ def assert_extremes_are_answered_or_refused(client, model, size):
             request = {"model": model, "inputs": [row.tolist()], **fields}
             answer = client.post("/predict", json=request)
             if answer.status_code == 200:
-                PredictAnswer.model_validate_json(answer.content, strict=True)  # null is no number
+                PredictAnswer.model_validate_json(
+                    answer.content, strict=True
+                )  # strict mode rejects null
                 answered += 1
             else:
                 assert answer.status_code == 422, answer.text

@@ -26,51 +26,49 @@ class FaultyBucket:
         self.memory = MemoryStore()
         self.requests = Counter()
         self.is_reachable = True
-        self.heeds = {"create", "e_tag"}  # conditions
-        self.stops_at = (
-            None  # the changing request before which, and at every later one, the writer is killed
-        )
-        self.loses_answer_to = None
+        self.conditions = {"create", "e_tag"}  # supported conditions
+        self.kill_at = None  # number of the first change that kills the writer
+        self.lose_response_at = None  # number of the change whose response is lost
         self.changes = 0
         self.before_get = lambda path: None
 
-    def _asked(self, what, changes=False):
+    def _count(self, kind, is_change=False):
         if not self.is_reachable:
             raise GenericError(
                 f"Generic S3 error: HTTP error: error sending request, Authorization: {SECRET}"
             )
-        if changes:
+        if is_change:
             self.changes += 1
-            if self.stops_at is not None and self.changes >= self.stops_at:
+            if self.kill_at is not None and self.changes >= self.kill_at:
                 raise Killed
-        self.requests[what] += 1
+        self.requests[kind] += 1
 
-    def _answered(self):
-        if self.changes == self.loses_answer_to:
+    def _respond(self):
+        if self.changes == self.lose_response_at:
             raise GenericError("Generic S3 error: HTTP error: operation timed out")
 
     def list(self, prefix=None):
-        self._asked("list")
+        self._count("list")
         return self.memory.list(prefix)
 
     def get(self, path):
-        self._asked("get")
+        self._count("get")
         self.before_get(path)
         return self.memory.get(path)
 
     def put(self, path, content, mode="overwrite"):
-        self._asked("put", changes=True)
+        self._count("put", is_change=True)
         condition = "create" if mode == "create" else "e_tag" if isinstance(mode, dict) else None
         result = self.memory.put(
-            path, content, mode=mode if condition in self.heeds else "overwrite"
+            path, content, mode=mode if condition in self.conditions else "overwrite"
         )
-        self._answered()
+        self._respond()
         return result
 
     def delete(self, path):
-        self._asked("delete", changes=True)
+        self._count("delete", is_change=True)
         self.memory.delete(path)
-        self._answered()
+        self._respond()
 
     def bucket(self, cache: Path, cache_bytes: int = 1 << 30) -> Bucket:
         return Bucket(Cache(cache, Objects(URL, self), cache_bytes))

@@ -28,9 +28,9 @@ def npz_bytes(**arrays: Any) -> bytes:
     return zip_bytes(members)
 
 
-def zip_bytes(members: Mapping[str, bytes], how: int = zipfile.ZIP_DEFLATED) -> bytes:
+def zip_bytes(members: Mapping[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", how) as archive:
+    with zipfile.ZipFile(file, "w", compression) as archive:
         for name, content in members.items():
             archive.writestr(name, content)
     return file.getvalue()
@@ -45,6 +45,6 @@ def npy_header(shape: Any, dtype: Any = "<f4", fortran: Any = False) -> bytes:
 def parquet_bytes(table: Any, **options: Any) -> bytes:
     """Create a Parquet file from a table or columns."""
     file = io.BytesIO()
-    created = table if isinstance(table, pa.Table) else pa.table(table)
-    parquet.write_table(created, file, **options)
+    data = table if isinstance(table, pa.Table) else pa.table(table)
+    parquet.write_table(data, file, **options)
     return file.getvalue()

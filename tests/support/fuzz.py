@@ -23,10 +23,10 @@ from tests.support.files import (
     parquet_bytes,
     zip_bytes,
 )
-from tests.support.odd_files import damaged, odd_files
+from tests.support.odd_files import damage_files, odd_files
 from tests.support.raw import JSON, request
 
-CANARY = "canary-3f9a"  # no error may repeat it
+CANARY = "canary-3f9a"  # errors must not contain it
 MAX_BYTES = 1 << 20
 ROW = [8] * 64
 CONFIG = (
@@ -42,7 +42,7 @@ PREDICT = {**OPTIONS, **RATES, "inputs": [ROW], "groups": ["a"], "priors": {"3":
 ACQUIRE = {**OPTIONS, "pool": [ROW, ROW], "ids": ["a", "b"], "groups": ["a", "b"], "k": 1}
 TENSOR = {"name": "input", "shape": [1, 64], "datatype": "FP32", "data": ROW}
 
-# Every route that takes JSON, with a body that is valid or nearly.
+# Every JSON route with a valid or nearly valid body.
 ROUTES: dict[str, Any] = {
     "/predict": PREDICT,
     "/acquire": {**ACQUIRE, "acquisition": "bald", "exclude": ["b"], "keep": True},
@@ -73,8 +73,8 @@ FILE_ROUTES = {
 }
 PLACEHOLDER = "@value@"
 
-# Values at the edges of what JSON and the fields allow, as they are written.
-ODD = [
+# JSON texts of edge values, some of them invalid.
+EDGES = [
     *("NaN", "-Infinity", "1e400", "1e39", "5e-324", "-0.0", "9" * 400, "01", "1.", "0x1", "1e"),
     *(
         "0",
@@ -138,7 +138,7 @@ def text(piece: str) -> Callable[[int], str]:
     return lambda size: '"' + piece * (size // len(piece.encode())) + '"'
 
 
-# Values of about a given number of bytes.
+# Functions that create a value of about `size` bytes.
 HUGE: list[Callable[[int], str]] = [
     *map(repeat, ["0", "null", "{}", "[]", '""', '"a"', "1e99", "1.5", "[0]", '{"a":0}', "[[[]]]"]),
     *(repeat(json.dumps(row)) for row in (ROW, {str(i): 1 for i in range(64)}, TENSOR, TASK)),
@@ -168,7 +168,7 @@ def json_bodies(seed: int, max_bytes: int = MAX_BYTES) -> Iterator[tuple[str, by
     sizes = [size for size in (1000, 60_000, 300_000, MAX_BYTES - 8192) if size <= max_bytes]
     while True:
         route, base = rng.choice(list(ROUTES.items()))
-        value = rng.choice(ODD) if rng.random() < 0.5 else rng.choice(HUGE)(rng.choice(sizes))
+        value = rng.choice(EDGES) if rng.random() < 0.5 else rng.choice(HUGE)(rng.choice(sizes))
         yield route, _place(base, value, rng)
 
 
@@ -178,12 +178,12 @@ def _place(base: Any, value: str, rng: random.Random) -> bytes:
     if isinstance(parent, dict) and rng.random() < 0.2:
         key = "unknown"
     parent[key] = PLACEHOLDER
-    full = json.dumps(content)
-    if rng.random() < 0.1:  # more fields, or the same fields again
-        full = full[:-1] + "," + json.dumps(base)[1:]
+    text = json.dumps(content)
+    if rng.random() < 0.1:  # duplicate the fields
+        text = text[:-1] + "," + json.dumps(base)[1:]
     if value.startswith("{") and rng.random() < 0.3:
-        full = json.dumps(base)[:-1] + "," + value[1:]
-    body = full.replace(f'"{PLACEHOLDER}"', value).encode("utf-8", "surrogateescape")
+        text = json.dumps(base)[:-1] + "," + value[1:]
+    body = text.replace(f'"{PLACEHOLDER}"', value).encode("utf-8", "surrogateescape")
     assert len(body) <= MAX_BYTES
     return body if rng.random() < 0.95 else body[: len(body) // 2]
 
@@ -241,7 +241,7 @@ def _parquet(kind, count, size, options):
     """Write a Parquet file of one repeated value, in rows or in one row."""
     options = {"compression": "zstd", **options}
     max_rows = min(count, max(1, MAX_BYTES * 64 // size))
-    if size >= MAX_BYTES or "use_dictionary" in options:  # the writer then repeats the value itself
+    if size >= MAX_BYTES or "use_dictionary" in options:  # the writer then stores every copy
         count = max_rows
     values = {
         "text": lambda: pa.array(["a" * size] * max_rows),
@@ -266,7 +266,7 @@ def _csv(head, item, count):
 
 
 def _damage_file(seed):
-    ((_, media_type, content),) = damaged(_odd_files(), 1, seed)
+    ((_, media_type, content),) = damage_files(_odd_files(), 1, seed)
     return media_type, content
 
 

@@ -8,7 +8,7 @@ SIDE = 2000
 PRODUCTS = 2000  # of matrices, 0.1 s each or more
 
 
-def endless(graph: bytes) -> bytes:
+def make_endless(graph: bytes) -> bytes:
     """Add minutes of matrix products that run before the first output.
 
     Their shapes depend on the input, so that the runtime cannot compute them at load time.
@@ -22,7 +22,7 @@ def endless(graph: bytes) -> bytes:
     return _before_output(graph, nodes, [SIDE, SIDE])
 
 
-def hungry(graph: bytes, numbers: int, when_loaded: bool) -> bytes:
+def add_allocation(graph: bytes, numbers: int, when_loaded: bool) -> bytes:
     """Allocate float32 numbers before the first output, at load or run time."""
     nodes = (
         [helper.make_node("Identity", ["odd.shape"], ["odd.long"])]
@@ -34,11 +34,11 @@ def hungry(graph: bytes, numbers: int, when_loaded: bool) -> bytes:
     return _before_output(graph, nodes, [numbers])
 
 
-def hungry_at(graph: bytes, rows: int, numbers: int) -> bytes:
+def add_allocation_for_rows(graph: bytes, rows: int, numbers: int) -> bytes:
     """Allocate float32 numbers before the first output if the input has exactly this many rows."""
-    used = onnx.load_model_from_string(graph).graph.input[0].name
+    input_name = onnx.load_model_from_string(graph).graph.input[0].name
     nodes = [
-        helper.make_node("Shape", [used], ["odd.rows"], start=0, end=1),
+        helper.make_node("Shape", [input_name], ["odd.rows"], start=0, end=1),
         helper.make_node("Equal", ["odd.rows", "odd.at"], ["odd.is"]),
         helper.make_node("Cast", ["odd.is"], ["odd.first"], to=onnx.TensorProto.INT64),
         helper.make_node("Mul", ["odd.first", "odd.shape"], ["odd.long"]),
@@ -49,7 +49,7 @@ def hungry_at(graph: bytes, rows: int, numbers: int) -> bytes:
 
 
 def _shape_when_run(graph):
-    """Make a shape depend on the input, to prevent constant folding."""
+    """Let a shape depend on the input to prevent constant folding."""
     rows = onnx.load_model_from_string(graph).graph.input[0].name
     return [
         helper.make_node("Shape", [rows], ["odd.rows"], start=0, end=1),
@@ -58,7 +58,7 @@ def _shape_when_run(graph):
     ]
 
 
-def _before_output(graph, nodes, shape, at=0):
+def _before_output(graph, nodes, shape, row_count=0):
     """Add `odd.sum`, which is 0, to the first output."""
     model = onnx.load_model_from_string(graph)
     output = model.graph.output[0].name
@@ -68,7 +68,7 @@ def _before_output(graph, nodes, shape, at=0):
     constants = {
         "odd.shape": np.array(shape, dtype=np.int64),
         "odd.one": np.array([1], dtype=np.int64),
-        "odd.at": np.array([at], dtype=np.int64),
+        "odd.at": np.array([row_count], dtype=np.int64),
     }
     model.graph.initializer.extend(
         numpy_helper.from_array(value, name) for name, value in constants.items()

@@ -18,23 +18,23 @@ from tests.support.files import npy_bytes
 from tests.support.raw import Connection, request
 
 ROW = b"[" + b",".join([b"8"] * 64) + b"]"
-ONE = b'{"inputs":[' + ROW + b"]}"
-PIPELINES, PIPELINED = 150, 2000
+BODY = b'{"inputs":[' + ROW + b"]}"
+PIPELINES, PIPELINE_LENGTH = 150, 2000
 
 
 def rows():
     """Send one-row requests."""
-    return 64, request("POST", "/predict", ONE)
+    return 64, request("POST", "/predict", BODY)
 
 
 def connections():
     """Send one-row requests on many connections."""
-    return 600, request("POST", "/predict", ONE)
+    return 600, request("POST", "/predict", BODY)
 
 
 def wrong_keys():
     """Send one-row requests with an unknown key."""
-    return 600, request("POST", "/predict", ONE, headers=[("X-API-Key", "unknown-key-0123456789")])
+    return 600, request("POST", "/predict", BODY, headers=[("X-API-Key", "unknown-key-0123456789")])
 
 
 def documents():
@@ -50,14 +50,14 @@ def pools():
 
 
 def json_pools():
-    """Send large JSON pools one after the other."""
+    """Send large JSON pools sequentially."""
     return 1, request(
         "POST", "/acquire", b'{"pool":[' + b",".join([ROW] * 90_000) + b'],"num_samples":2}'
     )
 
 
 def samples():
-    """Request large responses one after the other."""
+    """Request large responses sequentially."""
     return 1, request(
         "POST",
         "/predict",
@@ -66,16 +66,16 @@ def samples():
 
 
 def pages(port, address, seconds):
-    """Pipeline requests for the page, and read no answer."""
-    content = request("GET", "/") * PIPELINED
+    """Pipeline requests for the page without reading the responses."""
+    content = request("GET", "/") * PIPELINE_LENGTH
     end = time.monotonic() + seconds
     unsent = {Connection(port, source=address): memoryview(content) for _ in range(PIPELINES)}
     for connection in unsent:
         connection.socket.setblocking(False)
     while time.monotonic() < end:
-        for connection, rest in unsent.items():
+        for connection, remaining in unsent.items():
             with suppress(OSError):
-                unsent[connection] = rest[connection.socket.send(rest) :]
+                unsent[connection] = remaining[connection.socket.send(remaining) :]
         time.sleep(0.05)
 
 

@@ -62,11 +62,11 @@ def publish_kinds(root: Path, tables: Path) -> None:
 
 
 def publish_tiny(
-    store: ModelStore, name: str, spec: dict[str, object], more: dict[str, bytes] | None = None
+    store: ModelStore, name: str, spec: dict[str, object], extra: dict[str, bytes] | None = None
 ) -> None:
     """Publish a tiny classifier."""
-    described = tiny.description()
-    used = InputSpec.model_validate({**described.input.model_dump(), **spec})
+    base = tiny.description()
+    input_spec = InputSpec.model_validate({**base.input.model_dump(), **spec})
     store.publish(
-        name, described.model_copy(update={"input": used}), {**tiny.files(), **(more or {})}
+        name, base.model_copy(update={"input": input_spec}), {**tiny.files(), **(extra or {})}
     )

@@ -42,27 +42,27 @@ class Residual(nn.Module):
 class InParallel(nn.Module):
     """Concatenate the outputs of two layers along the last axis."""
 
-    def __init__(self, one: nn.Module, other: nn.Module) -> None:
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
         super().__init__()
-        self.one, self.other = one, other
+        self.first, self.second = first, second
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([self.one(x), self.other(x)], dim=-1)
+        return torch.cat([self.first(x), self.second(x)], dim=-1)
 
 
-class WithSpare(nn.Module):
+class WithUnusedLayer(nn.Module):
     """A module with a layer that is never used."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
-        self.inner, self.spare = inner, nn.Linear(2, 2)
+        self.inner, self.unused = inner, nn.Linear(2, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.inner(x)
 
 
-class Own(nn.Module):
-    """An operation in `forward` without a layer."""
+class Operation(nn.Module):
+    """An operation in `forward` that is not a layer."""
 
     def __init__(self, name: str, size: int) -> None:
         super().__init__()
@@ -93,21 +93,21 @@ class Own(nn.Module):
         return h.clamp(-1, 1) * torch.sin(x)
 
 
-OWN = "attention twice weight random control rows sorted normal cumulative sine"
+OPERATIONS = "attention twice weight random control rows sorted normal cumulative sine"
 
-# Layers as expressions of the row's axes: `first`, `last` and `shape`.
-OF_ANY = (
+# Layers by kind of input, as expressions of the sizes of its first and last axes.
+ANY = (
     *(f"nn.{name}()" for name in ACTIVATIONS.split()),
     *(f"nn.{name}(-1)" for name in ("Softmax", "Softmin", "LogSoftmax", "GLU")),
     *(f"nn.{name}(last)" for name in ("LayerNorm", "RMSNorm")),
-    *(f"Own('{name}', last)" for name in OWN.split()),
+    *(f"Operation('{name}', last)" for name in OPERATIONS.split()),
     *("nn.Linear(last, 5)", "nn.Linear(last, 4, bias=False)", "Residual(nn.Linear(last, last))"),
     "InParallel(nn.Linear(last, 3), nn.Linear(last, 2))",
     *("nn.Threshold(0.1, 0.0)", "nn.Flatten()", "nn.Unflatten(-1, (2, last // 2))"),
     *("nn.Embedding(10, 4)", "nn.utils.parametrizations.weight_norm(nn.Linear(last, 4))"),
 )
-OF_ROWS = ("nn.BatchNorm1d(first)", "First(nn.GRUCell(first, 4))", "nn.CircularPad1d(1)")
-OF_STEPS = (
+ROWS = ("nn.BatchNorm1d(first)", "First(nn.GRUCell(first, 4))", "nn.CircularPad1d(1)")
+STEPS = (
     *(f"nn.{name}(first, 4, 3, padding=1)" for name in ("Conv1d", "ConvTranspose1d")),
     *(f"nn.{name}(first)" for name in ("BatchNorm1d", "InstanceNorm1d")),
     *("nn.GroupNorm(2, first)", "nn.LocalResponseNorm(2)"),
@@ -122,7 +122,7 @@ OF_STEPS = (
     "nn.TransformerEncoderLayer(last, 1, 8, batch_first=True)",
     *("nn.Upsample(scale_factor=2)", "nn.ChannelShuffle(2)"),
 )
-OF_PICTURES = (
+IMAGES = (
     *(f"nn.{name}(first, 4, 3, padding=1)" for name in ("Conv2d", "ConvTranspose2d")),
     "nn.Conv2d(first, 4, (2, 3), stride=(1, 2), bias=False)",
     "nn.Conv2d(first, first, 3, padding='same', groups=first)",
@@ -138,45 +138,45 @@ OF_PICTURES = (
     *("nn.Upsample(scale_factor=2, mode='bilinear')", "nn.UpsamplingNearest2d(scale_factor=2)"),
     "nn.ChannelShuffle(2)",
 )
-BY_AXES = {1: OF_ANY + OF_ROWS, 2: OF_ANY + 2 * OF_STEPS, 3: OF_ANY + 2 * OF_PICTURES, 4: OF_ANY}
+BY_AXES = {1: ANY + ROWS, 2: ANY + 2 * STEPS, 3: ANY + 2 * IMAGES, 4: ANY}
 
 
 def random_module(seed: int) -> tuple[nn.Module, tuple[int, ...]]:
     """Create a module of up to seven layers. Return it with its input shape."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        shape = chance.choice([(4,), (4, 6), (2, 6, 6)])
+        shape = rng.choice([(4,), (4, 6), (2, 6, 6)])
         layers: list[nn.Module] = []
         current: tuple[int, ...] = shape
-        for _ in range(chance.randrange(1, 5)):
-            actual = _layer(chance, [*layers], current)
-            if actual is not None:
-                layer, current = actual
+        for _ in range(rng.randrange(1, 5)):
+            candidate = _layer(rng, [*layers], current)
+            if candidate is not None:
+                layer, current = candidate
                 layers.append(layer)
         layers.append(nn.Flatten())
         layers.append(nn.Linear(int(torch.Size(current).numel()), CLASSES))
-        if chance.random() < 0.05:
-            layers.append(layers[-1] if chance.random() < 0.5 else nn.Linear(CLASSES, CLASSES))
+        if rng.random() < 0.05:
+            layers.append(layers[-1] if rng.random() < 0.5 else nn.Linear(CLASSES, CLASSES))
         module = nn.Sequential(*layers)
-        return (WithSpare(module) if chance.random() < 0.05 else module), shape
+        return (WithUnusedLayer(module) if rng.random() < 0.05 else module), shape
 
 
 def _layer(
-    chance: random.Random, before: list[nn.Module], shape: Shape
+    rng: random.Random, layers: list[nn.Module], shape: Shape
 ) -> tuple[nn.Module, tuple[int, ...]] | None:
     for _ in range(20):
         try:
-            expression = chance.choice(BY_AXES[len(shape)])
+            expression = rng.choice(BY_AXES[len(shape)])
             layer = eval(expression, globals(), {"first": shape[0], "last": shape[-1]}).eval()
-            options = layer(torch.zeros(2, *shape))
+            output = layer(torch.zeros(2, *shape))
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, ZeroDivisionError):
             continue
         if (
-            isinstance(options, Tensor)
-            and len(options) == 2
-            and 2 <= options.ndim <= 5
-            and 1 <= options[0].numel() <= 400
+            isinstance(output, Tensor)
+            and len(output) == 2
+            and 2 <= output.ndim <= 5
+            and 1 <= output[0].numel() <= 400
         ):
-            return layer, tuple(options.shape[1:])
+            return layer, tuple(output.shape[1:])
     return None

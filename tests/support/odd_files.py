@@ -23,15 +23,15 @@ from tests.support.files import (
 
 ROWS = 4
 OddFile = tuple[str, str, bytes]
-LONE = "a\udc80b"
-FAR = 2**62  # of any unit but nanoseconds: beyond the year 9999
+LONE_SURROGATE = "a\udc80b"
+FAR = 2**62  # after the year 9999 in any unit except nanoseconds
 DTYPES = (
     *("?", "i1", "u1", "<i2", ">i4", "<u8", ">i8", "<f2", ">f4", "<f8", "<f16", "<c8", "<c16"),
     *("S3", "<U3", ">U3", "S0", "<U0", "V4", "<M8[ns]", "<M8[Y]", "<M8", "<m8[s]", "<m8"),
     *("O", [("x", "<f4")], [("x", "<f4", (64,))], [("x", "O")], ("<f4", (3,))),
 )
 SHAPES = ((), (0,), (4,), (4, 64), (4, 8, 8), (0, 64), (4, 0), (1,) * 33, (4, 1, 64), (64, 4))
-LYING_SHAPES = (
+FALSE_SHAPES = (
     *((10**9, 64), (2**63, 64), (2**64, 1), (-1, 64), (4, -64), (2**32, 2**32, 64), (1e9, 64)),
     *((True, 64), ("4", 64), (None, 64), 4, [4, 64], (4, (64,)), {}, (10**400,), (0, 2**62)),
 )
@@ -44,7 +44,7 @@ def arrow_arrays() -> Iterator[tuple[str, pa.Array]]:
         yield f"{kind} with null", pa.array(numbers, pa.int64()).cast(kind)
     yield "largest uint64", pa.array([2**64 - 1] * ROWS, pa.uint64())
     yield "largest int64", pa.array([2**63 - 1, -(2**63), 0, 1])
-    yield "no numbers", pa.array([float("nan"), float("inf"), -float("inf"), 1e308])
+    yield "not finite", pa.array([float("nan"), float("inf"), -float("inf"), 1e308])
     yield "bool", pa.array([True, None, False, True])
     yield "null", pa.nulls(ROWS)
     for kind in (pa.string(), pa.large_string(), pa.string_view()):
@@ -63,16 +63,19 @@ def arrow_arrays() -> Iterator[tuple[str, pa.Array]]:
     for unit in ("s", "ms", "us", "ns"):
         for zone in (None, "UTC", "Europe/Rome", "+05:30", "Mars/Olympus", "+99:99", "x" * 300):
             yield f"timestamp[{unit}, {zone}]", pa.array([0, 1, None, 2], pa.timestamp(unit, zone))
-        odd = [FAR, -FAR, 0, 1] if unit == "us" else [FAR // 10**6, -(FAR // 10**6), 0, 1]
-        yield f"far timestamp[{unit}]", pa.array(odd, pa.timestamp(unit))
-        yield f"far timestamp[{unit}, UTC]", pa.array(odd, pa.timestamp(unit, "UTC"))
-        yield f"far timestamp[{unit}, Asia/Tokyo]", pa.array(odd, pa.timestamp(unit, "Asia/Tokyo"))
+        times = [FAR, -FAR, 0, 1] if unit == "us" else [FAR // 10**6, -(FAR // 10**6), 0, 1]
+        yield f"far timestamp[{unit}]", pa.array(times, pa.timestamp(unit))
+        yield f"far timestamp[{unit}, UTC]", pa.array(times, pa.timestamp(unit, "UTC"))
+        yield (
+            f"far timestamp[{unit}, Asia/Tokyo]",
+            pa.array(times, pa.timestamp(unit, "Asia/Tokyo")),
+        )
         yield f"duration[{unit}]", pa.array([0, 1, None, FAR], pa.duration(unit))
     yield "near the year 9999", pa.array([253402300799] * 4, pa.timestamp("s", "Asia/Tokyo"))
     yield "date32", pa.array([0, None, 2**31 - 1, -(2**31)], pa.int32()).cast(pa.date32())
     yield "date64", pa.array([0, None, 86_400_000 * 10**8, 0]).cast(pa.date64())
     yield "time32", pa.array([0, None, 1, 2], pa.time32("s"))
-    yield "time64 of more than a day", pa.array([86_400 * 10**7, None, -1, 2]).cast(pa.time64("us"))
+    yield "time64 longer than a day", pa.array([86_400 * 10**7, None, -1, 2]).cast(pa.time64("us"))
     yield "time64[ns]", pa.array([1, None, 10**18, 2]).cast(pa.time64("ns"))
     yield "decimal128", pa.array([1, None, 3, 4]).cast(pa.decimal128(38, 10))
     yield "decimal256", pa.array([10**60, None, 3, 4], pa.decimal256(76, 10))
@@ -122,7 +125,7 @@ def odd_parquet() -> Iterator[OddFile]:
     images = pa.array([b"no image"] * ROWS)
     for kind, column in arrow_arrays():
         tables = {
-            "alone": {"x": column},
+            "only column": {"x": column},
             "as ids": {"id": column, "x": lists},
             "as ids of people": {"id": column, "age": ages, "city": cities},
             "as ids of texts": {"id": column, "text": cities},
@@ -133,20 +136,20 @@ def odd_parquet() -> Iterator[OddFile]:
             "as images": {"image": column},
             "ignored": {"id": pa.array(range(ROWS)), "x": lists, "image": images, "other": column},
         }
-        for where, columns in tables.items():
+        for role, columns in tables.items():
             try:
                 content = parquet_bytes(columns, compression="none")
             except (pa.ArrowException, OverflowError):
                 continue
-            yield f"Parquet, {kind} {where}", PARQUET, content
+            yield f"Parquet, {kind} {role}", PARQUET, content
     plain = {"id": pa.array(list("abcd")), "x": lists}
     for name in ("", "\0", "a.b", "x" * 100_000, "\u202e", "é\u0301"):
         yield f"Parquet, a column {name[:9]!r}", PARQUET, parquet_bytes({name: lists, "id": lists})
         yield f"Parquet, other {name[:9]!r}", PARQUET, parquet_bytes({**plain, name: ages})
-    twice = pa.Table.from_arrays([lists, lists], names=["x", "x"])
-    yield "Parquet, a column twice", PARQUET, parquet_bytes(twice)
+    duplicate = pa.Table.from_arrays([lists, lists], names=["x", "x"])
+    yield "Parquet, duplicate column", PARQUET, parquet_bytes(duplicate)
     ids = pa.Table.from_arrays([cities, cities, lists], names=["id", "id", "x"])
-    yield "Parquet, ids twice", PARQUET, parquet_bytes(ids)
+    yield "Parquet, duplicate ids", PARQUET, parquet_bytes(ids)
     yield "Parquet, no columns", PARQUET, parquet_bytes(pa.table({}))
     yield "Parquet, no rows", PARQUET, parquet_bytes(pa.table(plain).slice(0, 0))
     yield "Parquet, 3,000 columns", PARQUET, parquet_bytes({f"c{i}": ages for i in range(3000)})
@@ -163,19 +166,19 @@ def odd_arrays() -> Iterator[OddFile]:
         for shape in SHAPES:
             try:
                 content = npy_bytes(np.zeros(shape, dtype=dtype))
-            except ValueError:  # objects, or too many dimensions
+            except ValueError:  # objects or too many dimensions
                 content = npy_header(shape, dtype) + bytes(64)
             kind = f"{dtype} of shape {shape}"[:80]
             yield f"npy, {kind}", NPY, content
             yield f"npz, {kind}", NPZ, npz_bytes(x=content)
             if len(shape) < 2:
                 yield f"npz, ids {kind}", NPZ, npz_bytes(x=x, ids=content)
-    for shape in LYING_SHAPES:
+    for shape in FALSE_SHAPES:
         for dtype in ("<f4", "<U9", "|V0", "<U0"):
             content = npy_header(shape, dtype)
-            yield f"npy, lying {dtype} {shape}"[:80], NPY, content
-            yield f"npz, lying {dtype} {shape}"[:80], NPZ, npz_bytes(x=content)
-            yield f"npz, lying ids {dtype} {shape}"[:80], NPZ, npz_bytes(x=x, ids=content)
+            yield f"npy, false {dtype} {shape}"[:80], NPY, content
+            yield f"npz, false {dtype} {shape}"[:80], NPZ, npz_bytes(x=content)
+            yield f"npz, false ids {dtype} {shape}"[:80], NPZ, npz_bytes(x=x, ids=content)
     for fortran in (True, 2, "no", None):
         content = npy_header((ROWS, 64), "<f4", fortran) + x.tobytes()
         yield f"npy, order {fortran}", NPY, content
@@ -184,11 +187,11 @@ def odd_arrays() -> Iterator[OddFile]:
         yield f"npy, dtype {dtype}", NPY, npy_header((ROWS, 64), dtype) + x.tobytes()
         yield f"npz, dtype {dtype}", NPZ, npz_bytes(x=npy_header((ROWS, 64), dtype) + x.tobytes())
     odd_ids = {
-        "lone surrogates": np.array([LONE, "b", "c", "d"]),
+        "lone surrogates": np.array([LONE_SURROGATE, "b", "c", "d"]),
         "bad UTF-8": np.array([b"\xff", b"b", b"c", b"d"]),
         "zeros": np.array(["a\0b", "b", "c", "d"]),
         "empty": np.array(["", "b", "c", "d"]),
-        "twice": np.array(["a", "a", "b", "c"]),
+        "duplicates": np.array(["a", "a", "b", "c"]),
         "big endian": np.array(list("abcd"), dtype=">U1"),
         "control": np.array(["\n\r\x1b[2J", "b", "c", "d"]),
     }
@@ -197,7 +200,7 @@ def odd_arrays() -> Iterator[OddFile]:
     no_letters = struct.pack("<4I", 0x110000, 0xFFFFFFFF, 0xD800, 1)
     header = npy_header((4,), "<U1")
     yield "npz, ids beyond Unicode", NPZ, npz_bytes(x=x, ids=header + no_letters)
-    yield "npz, numbers that are none", NPZ, npz_bytes(x=np.full((ROWS, 64), np.nan))
+    yield "npz, NaN", NPZ, npz_bytes(x=np.full((ROWS, 64), np.nan))
     yield "npz, two arrays", NPZ, npz_bytes(a=x, b=x)
     yield (
         "npz, odd names",
@@ -207,42 +210,42 @@ def odd_arrays() -> Iterator[OddFile]:
         ),
     )
     yield "npz, no arrays", NPZ, zip_bytes({"readme": b""})
-    yield "npz, none", NPZ, zip_bytes({})
+    yield "npz, empty", NPZ, zip_bytes({})
     yield "npz, bzip2", NPZ, zip_bytes({"x.npy": npy_bytes(x)}, zipfile.ZIP_BZIP2)
     yield "npz, lzma", NPZ, zip_bytes({"x.npy": npy_bytes(x)}, zipfile.ZIP_LZMA)
-    whole = npz_bytes(x=x, ids=np.array(list("abcd")))
-    for position in range(0, len(whole), 4):  # a byte each
+    full = npz_bytes(x=x, ids=np.array(list("abcd")))
+    for position in range(0, len(full), 4):  # flip one byte
         yield (
             f"npz, byte {position}",
             NPZ,
-            whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :],
+            full[:position] + bytes([full[position] ^ 0xFF]) + full[position + 1 :],
         )
 
 
 def odd_texts() -> Iterator[OddFile]:
     contents = {
-        "nothing": b"",
-        "a mark": b"\xef\xbb\xbf",
+        "empty": b"",
+        "byte order mark": b"\xef\xbb\xbf",
         "zeros": b"age,city\n\0,\0\n",
         "bad UTF-8": b"age,city,text\n1,\xff,\xfe\n",
         "UTF-16": "age,city,text\n1,Rome,a\n".encode("utf-16"),
-        "half of UTF-16": "age,city,text\n1,Rome,a\n".encode("utf-16")[:-1],
+        "truncated UTF-16": "age,city,text\n1,Rome,a\n".encode("utf-16")[:-1],
         "lone surrogates": "age,city,text,id\n1,\ud800,\udc00,\ud800\n".encode(
             "utf-16", "surrogatepass"
         ),
         "UTF-8 of surrogates": "age,city,text,id\n1,a,\ud800,\ud800\n".encode(
             "utf-8", "surrogatepass"
         ),
-        "an open quote": b'age,city,text\n1,"Rome,a\n',
-        "a long line": b"age,city,text\n1,Rome," + b"a" * (1 << 20) + b"\n",
-        "a cell too long": b"age,city,text\n1,Rome," + b"a" * ((1 << 24) + 1) + b"\n",
-        "a column twice": b"age,age,city,text,text\n1,1,Rome,a,b\n",
-        "numbers of many digits": b"age,city,text\n" + b"9" * 5000 + b",Rome,a\n",
-        "numbers that are none": b"age,city,text\nnan,inf,a\ninf,-inf,b\n1e999,\xc2\xb2,c\n",
-        "a times far off": b"age,city,when\n1,Rome,9999-12-31T23:59:59-23:59\n1,Rome,0001-01-01T00:00+23:59\n",
+        "open quote": b'age,city,text\n1,"Rome,a\n',
+        "long line": b"age,city,text\n1,Rome," + b"a" * (1 << 20) + b"\n",
+        "cell too long": b"age,city,text\n1,Rome," + b"a" * ((1 << 24) + 1) + b"\n",
+        "duplicate columns": b"age,age,city,text,text\n1,1,Rome,a,b\n",
+        "numbers with many digits": b"age,city,text\n" + b"9" * 5000 + b",Rome,a\n",
+        "infinite and invalid numbers": b"age,city,text\nnan,inf,a\ninf,-inf,b\n1e999,\xc2\xb2,c\n",
+        "distant times": b"age,city,when\n1,Rome,9999-12-31T23:59:59-23:59\n1,Rome,0001-01-01T00:00+23:59\n",
         "other digits": "age,city,when,text\n١٢,Rome,٢٠٢٤-٠١-٠١,a\n".encode(),
         "ids": b"id,age,city,text\n\x00,1,Rome,a\n,2,Rome,a\n",
-        "returns alone": b"age,city,text\r1,Rome,a\r",
+        "carriage returns": b"age,city,text\r1,Rome,a\r",
         "blank lines": b"age,city,text\n\n\n1,Rome,a\n\n",
     }
     for kind, content in contents.items():
@@ -254,9 +257,9 @@ def odd_zips() -> Iterator[OddFile]:
         "odd names": {"/": b"a", "..": b"a", "../../etc/passwd": b"a", "a\0b": b"a"},
         "texts": {"a.txt": b"a", "b.txt": b"\xff", "c.txt": b""},
         "long name": {"a" * 60_000: b"a"},
-        "nothing": {},
+        "empty": {},
         "folders": {"a/": b"", "b/": b""},
-        "of system": {"__MACOSX/a": b"a", ".hidden": b"a"},
+        "system files": {"__MACOSX/a": b"a", ".hidden": b"a"},
     }
     for kind, files in members.items():
         yield f"zip, {kind}", ZIP, zip_bytes(files)
@@ -269,50 +272,50 @@ def odd_zips() -> Iterator[OddFile]:
         )
     for position in range(0, len(full), 3):
         yield f"zip, cut at {position}", ZIP, full[:position]
-    last = full.rfind(b"PK\x05\x06")
+    end = full.rfind(b"PK\x05\x06")
     for name, position, size in (("entries", 8, 2), ("size", 12, 4), ("place", 16, 4)):
         for value in (0, 1, 2 ** (8 * size) - 1):
-            lying = value.to_bytes(size, "little")
-            content = full[: last + position] + lying + full[last + position + size :]
+            field = value.to_bytes(size, "little")
+            content = full[: end + position] + field + full[end + position + size :]
             yield f"zip, {name} {value}", ZIP, content
     surrogate = zip_bytes({"aaa.txt": b"a"}).replace(b"aaa", b"\xed\xa0\x80")
-    yield "zip, a name that is no UTF-8", ZIP, surrogate
+    yield "zip, name that is not UTF-8", ZIP, surrogate
     flagged = bytearray(surrogate)
     for mark, position in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         flagged[flagged.find(mark) + position + 1] |= 0x08
-    yield "zip, a name that says it is UTF-8", ZIP, bytes(flagged)
+    yield "zip, name flagged as UTF-8", ZIP, bytes(flagged)
     flagged[flagged.find(b"PK\x01\x02") + 8] |= 1
-    yield "zip, a password", ZIP, bytes(flagged)
+    yield "zip, encrypted", ZIP, bytes(flagged)
 
 
 def odd_files() -> list[OddFile]:
     """Return all files, in a deterministic order."""
     files = [*odd_parquet(), *odd_arrays(), *odd_texts(), *odd_zips()]
-    some = files[:: len(files) // 12]
-    rest = (NPY, NPZ, PARQUET, ZIP, CSV)
-    return files + [(f"{name} as {kind}", kind, file) for name, _, file in some for kind in rest]
+    base = files[:: len(files) // 12]
+    kinds = (NPY, NPZ, PARQUET, ZIP, CSV)
+    return files + [(f"{name} as {kind}", kind, file) for name, _, file in base for kind in kinds]
 
 
-def damaged(files: list[OddFile], count: int, seed: int) -> Iterator[OddFile]:
-    chooser = random.Random(seed)
+def damage_files(files: list[OddFile], count: int, seed: int) -> Iterator[OddFile]:
+    rng = random.Random(seed)
     for _ in range(count):
-        name, media_type, content = chooser.choice(files)
+        name, media_type, content = rng.choice(files)
         changed = bytearray(content)
-        for _ in range(chooser.choice((1, 1, 2, 8))):
+        for _ in range(rng.choice((1, 1, 2, 8))):
             if not changed:
                 break
-            position, n = chooser.randrange(len(changed)), chooser.choice((1, 1, 2, 4, 16))
-            odd = chooser.choice((b"\xff", b"\0", b"\x7f", b"\x80", chooser.randbytes(1)))
-            kind = chooser.randrange(4)
+            position, n = rng.randrange(len(changed)), rng.choice((1, 1, 2, 4, 16))
+            filler = rng.choice((b"\xff", b"\0", b"\x7f", b"\x80", rng.randbytes(1)))
+            kind = rng.randrange(4)
             if kind == 0:
-                changed[position : position + n] = odd * len(changed[position : position + n])
+                changed[position : position + n] = filler * len(changed[position : position + n])
             elif kind == 1:
                 del changed[position : position + n]
             elif kind == 2:
-                changed[position:position] = changed[position : position + 8 * n] * chooser.choice(
+                changed[position:position] = changed[position : position + 8 * n] * rng.choice(
                     (1, 2, 50)
                 )
             else:
-                other = chooser.choice(files)[2]
-                changed[position : position + 64] = other[-min(len(other), 64) :]
+                donor = rng.choice(files)[2]
+                changed[position : position + 64] = donor[-min(len(donor), 64) :]
         yield f"damaged {name}", media_type, bytes(changed)

@@ -14,15 +14,15 @@ def shared_folder(factory: pytest.TempPathFactory) -> Path:
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
-def once_a_run(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+def create_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
     """Create a folder once per test run. Other processes wait for it."""
-    run = shared_folder(factory)
-    folder, completed = run / name, run / f"{name}.done"
-    with (run / f"{name}.lock").open("w") as lock:
+    run_folder = shared_folder(factory)
+    folder, marker = run_folder / name, run_folder / f"{name}.done"
+    with (run_folder / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not completed.exists():
-            shutil.rmtree(folder, ignore_errors=True)  # another process began, and failed
+        if not marker.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # another process failed
             folder.mkdir()
             make(folder)
-            completed.touch()
+            marker.touch()
     return folder

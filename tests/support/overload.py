@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.load import Load, closed_loop, open_loop, post
 from tests.support.environment import ROOT
 
-TIMES = 10
+FACTOR = 10
 CLOSED_CONNECTIONS = 32
 OPEN_CONNECTIONS = 256
 
@@ -26,7 +26,8 @@ class Overload:
         unloaded: open loop at a tenth of the capacity.
         loaded: open loop at ten times the capacity.
         health_s: latencies of /health/live during the overload, from a separate process.
-        probed: statuses of that process's requests, and the number of 429 without `Retry-After`.
+        health_statuses, predicted: responses to that process by status.
+        without_retry_after: responses with 429 and no valid `Retry-After`.
     """
 
     capacity: float
@@ -48,7 +49,7 @@ class Overload:
     def __str__(self):
         unloaded, loaded = self.unloaded, self.loaded
         return (
-            f"capacity {self.capacity:.0f}/s; unloaded {_milliseconds(unloaded)}; at {TIMES} "
+            f"capacity {self.capacity:.0f}/s; unloaded {_milliseconds(unloaded)}; at {FACTOR} "
             "times the capacity "
             f"{loaded.counts} of {len(loaded.kinds):,}, goodput {self.goodput:.2f} of capacity, "
             "accepted "
@@ -68,36 +69,37 @@ def overload(port, body, seconds, folder):
     """Measure the capacity and the unloaded latency, then overload the service for `seconds`."""
     requests, file = [post("/predict", body)], folder / "body.json"
     file.write_bytes(body)
-    turn = min(10.0, max(0.5, seconds / 6))
+    round_s = min(10.0, max(0.5, seconds / 6))
     capacity = max(
-        closed_loop(port, requests, CLOSED_CONNECTIONS, turn, warm_up_s=0.5).rate for _ in range(3)
+        closed_loop(port, requests, CLOSED_CONNECTIONS, round_s, warm_up_s=0.5).rate
+        for _ in range(3)
     )
     time.sleep(1.5)
-    unloaded = open_loop(port, requests, capacity / 10, 3 * turn, connections=OPEN_CONNECTIONS)
-    with probing(port, 1.0 + seconds, file) as probed:
+    unloaded = open_loop(port, requests, capacity / 10, 3 * round_s, connections=OPEN_CONNECTIONS)
+    with run_probe(port, 1.0 + seconds, file) as probe:
         loaded = open_loop(
-            port, requests, TIMES * capacity, seconds, connections=OPEN_CONNECTIONS, timeout_s=30.0
+            port, requests, FACTOR * capacity, seconds, connections=OPEN_CONNECTIONS, timeout_s=30.0
         )
     return Overload(
         capacity,
         unloaded,
         loaded,
-        np.array(probed["latencies_s"]),
-        probed["health"],
-        probed["predicted"],
-        probed["without"],
+        np.array(probe["latencies_s"]),
+        probe["health"],
+        probe["predicted"],
+        probe["without"],
     )
 
 
 @contextmanager
-def probing(port, seconds, file):
+def run_probe(port, seconds, file):
     """Run `tests.support.probe` during a block. Its output is in the mapping afterwards."""
     command = [sys.executable, "-m", "tests.support.probe", str(port), str(seconds), str(file)]
     probe = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    actual = {}
+    results = {}
     try:
-        yield actual
-        actual.update(json.loads(probe.communicate(timeout=60)[0]))
+        yield results
+        results.update(json.loads(probe.communicate(timeout=60)[0]))
     finally:
         probe.kill()
         probe.communicate()

@@ -5,14 +5,14 @@ from typing import Any
 from model_store.inference.preflight import Failure, PreflightProcess
 
 
-class KeptPreflight:
+class SharedPreflight:
     """A `PreflightProcess` that is reused until a version fails."""
 
     _process: PreflightProcess | None = None
 
     def run(self, *args: Any, **kwargs: Any) -> Failure | None:
         if self._process is None:
-            KeptPreflight._process = PreflightProcess()
+            SharedPreflight._process = PreflightProcess()
         assert self._process is not None
         failure = self._process.run(*args, **kwargs)
         if failure is not None:
@@ -20,7 +20,7 @@ class KeptPreflight:
         return failure
 
     def close(self) -> None:
-        """Keep the process for the next fit."""
+        """Do nothing; the next fit reuses the process."""
 
     @classmethod
     def end(cls) -> None:

@@ -12,7 +12,7 @@ JSON = "application/json"
 STATUS_LINE = re.compile(rb"HTTP/1\.1 (\d{3}) [ -~]*\r\n")
 
 
-class Ended(Exception):
+class ConnectionClosed(Exception):
     """The server closed the connection before a response."""
 
 
@@ -48,7 +48,7 @@ class Connection:
     def __init__(self, port, timeout_s=30.0, receive_bytes=None, source=HOST):
         self.socket = socket.socket()
         self.socket.bind((source, 0))
-        if receive_bytes is not None:  # a small window, so that the server soon has to wait
+        if receive_bytes is not None:  # a small window soon blocks the server
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         self.socket.settimeout(timeout_s)
         self.socket.connect((HOST, port))
@@ -66,15 +66,15 @@ class Connection:
         try:
             self.socket.sendall(content)
         except (BrokenPipeError, ConnectionResetError):
-            raise Ended from None
+            raise ConnectionClosed from None
 
     def answer(self, head=False):
         while True:
             end = self._until(b"\r\n\r\n")
-            top = bytes(self.received[: end + 2])
-            line = STATUS_LINE.match(top)
-            assert line, top[:100]
-            headers = dict(_header(field) for field in top[line.end() :].split(b"\r\n")[:-1])
+            start = bytes(self.received[: end + 2])
+            line = STATUS_LINE.match(start)
+            assert line, start[:100]
+            headers = dict(_header(field) for field in start[line.end() :].split(b"\r\n")[:-1])
             del self.received[: end + 4]
             if line[1] != b"100":
                 return Answer(int(line[1]), headers, b"" if head else self._body(headers))
@@ -87,7 +87,7 @@ class Connection:
     def answers_until_end(self, patience_s=0.0):
         """Read responses until the server closes the connection.
 
-        After `patience_s` without a response, our side is closed.
+        Close our side after `patience_s` without a response.
         """
         if not self.received:
             select.select([self.socket], [], [], patience_s)
@@ -97,7 +97,7 @@ class Connection:
         try:
             while True:
                 answers.append(self.answer())
-        except Ended:
+        except ConnectionClosed:
             return answers
 
     def reset(self):
@@ -125,9 +125,9 @@ class Connection:
     def _take(self, size):
         while len(self.received) < size:
             self._read()
-        used = bytes(self.received[:size])
+        content = bytes(self.received[:size])
         del self.received[:size]
-        return used
+        return content
 
     def _read(self):
         try:
@@ -135,7 +135,7 @@ class Connection:
         except ConnectionResetError:
             data = b""
         if not data:
-            raise Ended
+            raise ConnectionClosed
         self.received += data
 
 

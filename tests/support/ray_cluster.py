@@ -26,20 +26,20 @@ ACTOR = "ray::MapWorker"
 
 
 def main() -> None:
-    message = json.loads(sys.argv[1])
+    config = json.loads(sys.argv[1])
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
-    # Ray takes 127.0.0.1 for another address of the machine.
+    # Ray replaces 127.0.0.1 by another address of the machine.
     node = {"num_cpus": 1, "node_ip_address": "127.0.0.2", "object_store_memory": 100 << 20}
     cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
-    nodes = [cluster.add_node(**node) for _ in range(message["nodes"] - 1)]
-    random = np.random.default_rng(message.get("seed", 0))
-    killed: Counter[str] = Counter()
+    nodes = [cluster.add_node(**node) for _ in range(config["nodes"] - 1)]
+    random = np.random.default_rng(config.get("seed", 0))
+    kills: Counter[str] = Counter()
     starts = 0
     try:
         driver = None
-        for wait_s, kind in [*message["kills"], [None, "nothing"]]:
+        for wait_s, kind in [*config["kills"], [None, "nothing"]]:
             end = time.monotonic() + (wait_s or 0)
             while driver is None or wait_s is None or time.monotonic() < end:
                 if driver is None:
@@ -47,7 +47,7 @@ def main() -> None:
                         sys.executable,
                         "-m",
                         "service",
-                        *message["command"],
+                        *config["command"],
                         "--ray",
                         cluster.address,
                     ]
@@ -65,16 +65,16 @@ def main() -> None:
                 driver.communicate()
                 driver = None
             elif kind == "node":
-                place = int(random.integers(len(nodes)))
-                cluster.remove_node(nodes[place], allow_graceful=False)
-                nodes[place] = cluster.add_node(**node)
+                index = int(random.integers(len(nodes)))
+                cluster.remove_node(nodes[index], allow_graceful=False)
+                nodes[index] = cluster.add_node(**node)
             else:
                 while not (actors := processes(ACTOR, os.getpid())) and driver.poll() is None:
                     time.sleep(0.05)
                 if not actors:
                     break
                 os.kill(actors[int(random.integers(len(actors)))], signal.SIGKILL)
-            killed[kind] += 1
+            kills[kind] += 1
         assert driver is not None
         output, errors = driver.communicate()
         print(
@@ -84,7 +84,7 @@ def main() -> None:
                     "output": output,
                     "errors": errors,
                     "starts": starts,
-                    "killed": killed,
+                    "killed": kills,
                 }
             )
         )
@@ -94,37 +94,37 @@ def main() -> None:
 
 def processes(name: str, ancestor: int) -> list[int]:
     """Return descendants of a process whose command contains a name, sorted."""
-    parents, names = {}, []
+    parents, candidates = {}, []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             parents[int(process.name)] = int(
                 (process / "stat").read_text().rpartition(")")[2].split()[1]
             )
             if name.encode() in (process / "cmdline").read_bytes():
-                names.append(int(process.name))
+                candidates.append(int(process.name))
         except (OSError, IndexError):
             continue
-    actual = []
-    for number in sorted(names):
-        above = parents.get(number)
-        while above not in (None, 0, ancestor):
-            above = parents.get(above)
-        if above == ancestor:
-            actual.append(number)
-    return actual
+    descendants = []
+    for number in sorted(candidates):
+        parent = parents.get(number)
+        while parent not in (None, 0, ancestor):
+            parent = parents.get(parent)
+        if parent == ancestor:
+            descendants.append(number)
+    return descendants
 
 
 def run(
-    python: Path, told: dict[str, Any], environment: dict[str, str], timeout_s: float
+    python: Path, config: dict[str, Any], environment: dict[str, str], timeout_s: float
 ) -> dict[str, Any]:
     """Run this module in the Ray environment."""
-    command = [str(python), "-m", "tests.support.ray_cluster", json.dumps(told)]
+    command = [str(python), "-m", "tests.support.ray_cluster", json.dumps(config)]
     completed = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s
     )
     assert completed.returncode == 0, completed.stderr[-3000:]
-    answer: dict[str, Any] = json.loads(completed.stdout.splitlines()[-1])
-    return answer
+    result: dict[str, Any] = json.loads(completed.stdout.splitlines()[-1])
+    return result
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import sys
 import ray
 from ray.cluster_utils import Cluster
 
-SECONDS = 120
+TIMEOUT_S = 120
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
             cluster.remove_node(nodes[int(number)], allow_graceful=False)
         else:
             nodes.append(cluster.add_node(wait=False, num_cpus=int(number)))
-            cluster.wait_for_nodes(SECONDS)
+            cluster.wait_for_nodes(TIMEOUT_S)
         print("done", flush=True)
     ray.shutdown()
     cluster.shutdown()

@@ -1,4 +1,4 @@
-"""A small recipe for digits, and changes to it.
+"""A small recipe for digits and its variants.
 
 It has one density detector for a fast export. `ALL_DETECTORS` enables the others.
 """
@@ -28,7 +28,7 @@ QUICK = {
     "training": {"epochs": 30, "batch_rows": 64},
     "serving": {"draws": 100, **ALL_DETECTORS},
 }
-SECONDS_LONG = {
+LONGER_FIT = {
     "data": {"reference": 60, "ranking": 60},
     "training": {"epochs": 40, "batch_rows": 64, "learning_rate": 5e-3},
     "serving": {"draws": 20},
@@ -40,14 +40,14 @@ def content_with(**changes: Any) -> dict[str, Any]:
     """Return `SMALL` with changes. The section `network` is replaced, others are merged."""
     content = {**SMALL, **changes}
     merged = {
-        section: {**retained, **content[section]}
-        for section, retained in SMALL.items()
-        if isinstance(retained, dict) and section != "network"
+        section: {**defaults, **content[section]}
+        for section, defaults in SMALL.items()
+        if isinstance(defaults, dict) and section != "network"
     }
     score = "epistemic_std" if content.get("task") == "regression" else "entropy"
-    takes_ids = merged["data"].get("vocabulary") or merged["data"].get("text")
-    small = {} if takes_ids else {"combined": [score, "residual"]}
-    if takes_ids and "network" not in changes:
+    has_ids = merged["data"].get("vocabulary") or merged["data"].get("text")
+    small = {} if has_ids else {"combined": [score, "residual"]}
+    if has_ids and "network" not in changes:
         content["network"] = {"factory": "nets:network"}
     serving = {**small, **merged["serving"]}
     return {

@@ -6,13 +6,13 @@ from pathlib import Path
 PAGE = Path(__file__).parent.parent.parent / "docs" / "results" / "trust.md"
 
 
-def record(what, figure):
+def record(label, figure):
     """Print a figure and update its row on the page."""
-    row = f"| {what} | {figure} |"
+    row = f"| {label} | {figure} |"
     print(row)
     lines = PAGE.read_text().splitlines()
-    (place,) = (i for i, line in enumerate(lines) if line.startswith(f"| {what} |"))
-    lines[place] = row
+    (index,) = (i for i, line in enumerate(lines) if line.startswith(f"| {label} |"))
+    lines[index] = row
     PAGE.write_text("\n".join(lines) + "\n")
 
 

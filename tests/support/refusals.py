@@ -7,9 +7,9 @@ import pytest
 from model_store.errors import InvalidInput
 
 
-def refused(call: Callable[[], object], *says: str) -> None:
+def assert_invalid(call: Callable[[], object], *fragments: str) -> None:
     with pytest.raises(InvalidInput) as error:
         call()
-    for text in says:
+    for text in fragments:
         assert text in str(error.value)
     assert "\n" not in str(error.value)

@@ -12,15 +12,16 @@ from tempfile import TemporaryDirectory
 import httpx
 
 from tests.support.environment import ROOT, environment_with
+from tests.support.forking import ForkedService
 from tests.support.ports import free_port
 
-SOON = {
+FAST_POLLING = {
     "DUBITO_POLL_INTERVAL_S": "0.05",
     "DUBITO_THREADS": "1",
 }
 
-WITHOUT_TRIALS = {"DUBITO_PREFLIGHT_TIMEOUT_S": "0"}
-WITH_TRIALS = {"DUBITO_PREFLIGHT_TIMEOUT_S": "30"}
+WITHOUT_PREFLIGHTS = {"DUBITO_PREFLIGHT_TIMEOUT_S": "0"}
+WITH_PREFLIGHTS = {"DUBITO_PREFLIGHT_TIMEOUT_S": "30"}
 
 
 @contextmanager
@@ -40,19 +41,13 @@ def serving(
         "DUBITO_STORE": str(store),
         "DUBITO_PORT": str(port),
         "DUBITO_SHUTDOWN_GRACE_S": "0",
-        **WITHOUT_TRIALS,
+        **WITHOUT_PREFLIGHTS,
     }
     environment = environment_with(**basics | {"DUBITO_STATE": custom.name} | settings)
-    process = subprocess.Popen(
-        [sys.executable, *service_arguments(limits)],
-        env=environment,
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start(environment, limits)
     url = f"http://127.0.0.1:{port}"
     try:
-        wait_until(lambda: process.poll() is not None or answers(f"{url}/health/live"))
+        wait_until(lambda: process.poll() is not None or is_responding(f"{url}/health/live"))
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
         yield url, process
     finally:
@@ -63,6 +58,13 @@ def serving(
             process.kill()
             process.communicate()
         custom.cleanup()
+
+
+def start(environment: dict[str, str], limits: Mapping[str, float] | None) -> subprocess.Popen[str]:
+    if limits is None:
+        return ForkedService(environment)
+    command = [sys.executable, *service_arguments(limits)]
+    return subprocess.Popen(command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
 
 def service_arguments(limits: Mapping[str, float] | None) -> list[str]:
@@ -88,7 +90,7 @@ def open_client(
         yield client
 
 
-def answers(url: str) -> bool:
+def is_responding(url: str) -> bool:
     try:
         return httpx.get(url, timeout=5).status_code == 200
     except httpx.HTTPError:

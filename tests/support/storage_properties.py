@@ -1,6 +1,6 @@
 """Properties of stores in folders and buckets.
 
-Each property takes `make`, which opens the same store like another process.
+Each property gets `make`, which reopens the same store like another process.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ def publish(store, name="m", content=b"weights", **options):
     ).version
 
 
-def readers_get_what_was_published(make):
+def published_version_can_be_read(make):
     manifest = make().publish("m", DESCRIPTION, tiny_files())
     artifact = make().open("m", "1")
     assert artifact.manifest == manifest
@@ -37,8 +37,8 @@ def readers_get_what_was_published(make):
         assert (artifact.folder / file).read_bytes() == content
         assert manifest.files[file].sha256 == hashlib.sha256(content).hexdigest()
         assert manifest.files[file].size == len(content)
-    described = {field: getattr(manifest, field) for field in Description.model_fields}
-    assert Description.model_validate(described) == DESCRIPTION
+    description = {field: getattr(manifest, field) for field in Description.model_fields}
+    assert Description.model_validate(description) == DESCRIPTION
     assert make().open("m", "1", files=("network.onnx",)).files == {
         "network.onnx": tiny_files()["network.onnx"]
     }
@@ -49,23 +49,23 @@ def readers_get_what_was_published(make):
     )
 
 
-def an_empty_store_has_no_models(make):
+def empty_store_has_no_models(make):
     assert (make().names(), make().versions("m"), make().aliases("m")) == ([], [], {})
-    for use in (lambda: make().resolve("m"), lambda: make().keep("m", 1)):
+    for operation in (lambda: make().resolve("m"), lambda: make().keep("m", 1)):
         with pytest.raises(NotFound, match=r"model: expected one of \(none\), got 'm'"):
-            use()
+            operation()
 
 
-def other_sets_of_files_are_refused(make):
+def missing_or_extra_files_are_rejected(make):
     files = tiny_files()
     missing = {file: files[file] for file in files if file != "sampler.onnx"}
-    for wrong in (missing, {**files, "extra.bin": b""}):
+    for invalid in (missing, {**files, "extra.bin": b""}):
         with pytest.raises(InvalidInput, match="files: expected"):
-            make().publish("m", DESCRIPTION, wrong)
+            make().publish("m", DESCRIPTION, invalid)
     assert make().names() == []
 
 
-def version_numbers_grow_and_are_never_reused(make):
+def version_numbers_increase_and_are_never_reused(make):
     assert [publish(make()) for _ in range(11)] == [str(number) for number in range(1, 12)]
     assert make().versions("m") == [str(number) for number in range(1, 12)]
     assert make().keep("m", 2) == [str(number) for number in range(1, 10)]
@@ -82,7 +82,7 @@ def version_numbers_grow_and_are_never_reused(make):
     assert publish(make()) == "13"
 
 
-def aliases_move_and_are_removed(make):
+def aliases_can_be_moved_and_removed(make):
     for _ in range(3):
         publish(make())
     make().set_alias("m", "champion", "2")
@@ -101,7 +101,7 @@ def aliases_move_and_are_removed(make):
         make().set_alias("m", "champion", "9")
 
 
-def versions_with_an_alias_are_deleted_only_by_force(make):
+def versions_with_alias_are_deleted_only_by_force(make):
     for _ in range(5):
         publish(make())
     make().set_alias("m", "champion", "2")
@@ -130,7 +130,7 @@ def models_with_similar_names_are_separate(make):
     assert make().names() == sorted(["m2", "M", "m.x"])
 
 
-def bad_names_are_refused(make):
+def invalid_names_are_rejected(make):
     long = "a" * 65
     for name in ("", ".", "..", "../x", "a/b", "/tmp", ".hidden", "-x", long, "a b", "a\n", "ä"):
         with pytest.raises(InvalidInput, match="name: expected a name matching"):
@@ -141,7 +141,7 @@ def bad_names_are_refused(make):
     assert make().names() == []
 
 
-def concurrent_writers_never_share_a_number(make):
+def concurrent_writers_never_share_a_version_number(make):
     begin = threading.Barrier(RACERS)
 
     def race(racer):
@@ -150,32 +150,32 @@ def concurrent_writers_never_share_a_number(make):
         return publish(store, content=f"of racer {racer}".encode())
 
     with ThreadPoolExecutor(RACERS) as pool:
-        options = list(pool.map(race, range(RACERS)))
-    assert len({*options}) == RACERS
-    assert sorted(options, key=int) == make().versions("m")
-    for racer, version in enumerate(options):
+        versions = list(pool.map(race, range(RACERS)))
+    assert len({*versions}) == RACERS
+    assert sorted(versions, key=int) == make().versions("m")
+    for racer, version in enumerate(versions):
         assert (
             make().open("m", version).files["weights.safetensors"] == f"of racer {racer}".encode()
         )
     assert make().resolve("m") == make().versions("m")[-1]
 
 
-def readers_see_whole_versions_while_a_writer_works(make):
-    """Every version of `latest` can be opened, unless it was deleted meanwhile."""
+def readers_see_complete_versions_during_publication(make):
+    """The version that `latest` names can be opened unless it was deleted meanwhile."""
     publish(make())
-    completed = threading.Event()
+    is_done = threading.Event()
 
     def write():
         store = make()
         for number in range(8):
             publish(store, content=bytes(10_000 * (number + 1)))
             store.keep("m", 2)
-        completed.set()
+        is_done.set()
 
     writer = threading.Thread(target=write)
     writer.start()
-    looks = 0
-    while not completed.is_set() or looks < 2:
+    reads = 0
+    while not is_done.is_set() or reads < 2:
         store = make()
         version = store.resolve("m")
         try:
@@ -184,19 +184,19 @@ def readers_see_whole_versions_while_a_writer_works(make):
             assert version not in make().versions("m")
         else:
             assert artifact.manifest.version == version
-        looks += 1
+        reads += 1
     writer.join()
     assert make().versions("m") == ["8", "9"]
 
 
-def a_damaged_file_is_named(make):
+def errors_name_the_damaged_file(make):
     for file in (*FILES, MANIFEST):
         version = publish(make())
         with make().storage.writing("m"):
             make().storage.overwrite(f"m/{version}/{file}", b"other")
-        with pytest.raises(BrokenArtifact) as raised:
+        with pytest.raises(BrokenArtifact) as error:
             make().open("m", version)
-        assert raised.value.file == file
+        assert error.value.file == file
     assert make().open("m", publish(make())).files["weights.safetensors"] == b"weights"
 
 
@@ -205,39 +205,39 @@ def signatures_are_checked(make):
     publish(make())
     publish(make())
     make().sign("m", "1", key)
-    trusting = ModelStore(make().storage, TrustedKeys((key.public_key(),)))
-    assert trusting.open("m", "1").manifest.version == "1"
+    store = ModelStore(make().storage, TrustedKeys((key.public_key(),)))
+    assert store.open("m", "1").manifest.version == "1"
     with pytest.raises(BrokenArtifact, match="there is none: the version is not signed"):
-        trusting.open("m", "2")
+        store.open("m", "2")
     with make().storage.writing("m"):
         make().storage.overwrite("m/2/manifest.sig", bytes(64))
     with pytest.raises(BrokenArtifact, match="no signature of this version"):
         ModelStore(make().storage, TrustedKeys((key.public_key(),))).open("m", "2")
 
 
-def reports_are_stored_beside_their_version(make):
+def reports_are_stored_and_deleted_with_their_version(make):
     publish(make())
     publish(make())
     assert evaluation_report(make(), "m", "1") is None
     for seed in (1, 2):
         publish_report(make(), "m", "1", {"seed": seed}, b"page %d" % seed)
-    actual = evaluation_report(make(), "m", "1")
-    assert (actual.report["seed"], actual.read("report.html")) == (2, b"page 2")
+    evaluation = evaluation_report(make(), "m", "1")
+    assert (evaluation.report["seed"], evaluation.read("report.html")) == (2, b"page 2")
     with pytest.raises(NotFound):
         publish_report(make(), "m", "3", {}, b"")
     make().keep("m", 1)
     assert not make().storage.has_file("m/reports/1/report.json")
 
 
-def a_large_file_is_published_by_its_path(make):
+def large_file_is_published_from_its_path(make):
     folder = make().storage.scratch.parent / "originals"
     folder.mkdir(parents=True)
     content = bytes(range(256)) * 50_000
     (folder / ENCODER).write_bytes(content)
     encoder = {"outputs": 4, "rows_at_once": 2}
-    described = Description.model_validate({**DESCRIPTION.model_dump(), "encoder": encoder})
+    description = Description.model_validate({**DESCRIPTION.model_dump(), "encoder": encoder})
     for version in ("1", "2"):
-        created = make().publish("m", described, {**tiny_files(), ENCODER: folder / ENCODER})
+        created = make().publish("m", description, {**tiny_files(), ENCODER: folder / ENCODER})
         assert created.version == version
         artifact = make().open("m", version)
         assert ENCODER not in artifact.files
@@ -245,18 +245,18 @@ def a_large_file_is_published_by_its_path(make):
 
 
 PROPERTIES = [
-    an_empty_store_has_no_models,
-    other_sets_of_files_are_refused,
-    readers_get_what_was_published,
-    version_numbers_grow_and_are_never_reused,
-    aliases_move_and_are_removed,
-    versions_with_an_alias_are_deleted_only_by_force,
+    empty_store_has_no_models,
+    missing_or_extra_files_are_rejected,
+    published_version_can_be_read,
+    version_numbers_increase_and_are_never_reused,
+    aliases_can_be_moved_and_removed,
+    versions_with_alias_are_deleted_only_by_force,
     models_with_similar_names_are_separate,
-    bad_names_are_refused,
-    concurrent_writers_never_share_a_number,
-    readers_see_whole_versions_while_a_writer_works,
-    a_damaged_file_is_named,
+    invalid_names_are_rejected,
+    concurrent_writers_never_share_a_version_number,
+    readers_see_complete_versions_during_publication,
+    errors_name_the_damaged_file,
     signatures_are_checked,
-    reports_are_stored_beside_their_version,
-    a_large_file_is_published_by_its_path,
+    reports_are_stored_and_deleted_with_their_version,
+    large_file_is_published_from_its_path,
 ]

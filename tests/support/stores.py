@@ -1,4 +1,4 @@
-"""Versions that tests publish: of a fitted model again, or tiny ones that only a store can read."""
+"""Publish copies of a fitted model, and tiny versions that only a store can read."""
 
 from pathlib import Path
 
@@ -17,14 +17,14 @@ def publish_again(
     description = Description(
         **{field: getattr(artifact.manifest, field) for field in Description.model_fields}
     )
-    replaced = {f"{stem}.onnx": content for stem, content in files.items()}
+    replacements = {f"{stem}.onnx": content for stem, content in files.items()}
     return store.publish(
-        name, description, {file: artifact.files[file] for file in FILES} | replaced, alias
+        name, description, {file: artifact.files[file] for file in FILES} | replacements, alias
     ).version
 
 
 def tiny_files() -> dict[str, bytes]:
-    """The files of a version that only a store can read."""
+    """Return the files of a version that only a store can read."""
     return {file: f"the bytes of {file}".encode() for file in FILES}
 
 

@@ -31,16 +31,16 @@ def tokenizer() -> Tokenizer:
 
 def texts(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
     rng = np.random.default_rng(seed)
-    actual, labels = [], []
+    rows, labels = [], []
     for i in range(count):
         label = ("good", "bad")[i % 2]
         words = [
             *rng.choice(WORDS["any"], rng.integers(4, 7)),
             *rng.choice(WORDS[label], rng.integers(2, 4)),
         ]
-        actual.append(" ".join(rng.permutation(words)))
+        rows.append(" ".join(rng.permutation(words)))
         labels.append(label)
-    return actual, labels
+    return rows, labels
 
 
 def write_reviews(folder: Path, count: int = 300) -> None:
@@ -65,7 +65,7 @@ class MeanEmbedding(nn.Module):
         return (self.embedding(ids) * is_token).sum(1) / is_token.sum(1).clamp(min=1.0)
 
 
-class Averaged(MeanEmbedding):
+class MeanEmbeddingNetwork(MeanEmbedding):
     """Mean embedding with a linear head."""
 
     def __init__(self, shape: tuple[int, ...], outputs: int) -> None:

@@ -27,7 +27,7 @@ INPUTS, HIDDEN, CLASSES, NOISE = 3, 6, 4, 5
 COUNTS = [1, 2, 5, 10, 20]
 DRAWS = COUNTS[-1]
 REFERENCE, RANKING = 60, 99
-GROUPS, SMALL = ("red", "green", "blue"), 18  # rows of the last
+GROUPS, SMALL = ("red", "green", "blue"), 18  # rows of the last group
 NAMES = DetectorNames(combined=("entropy", "distance"), density=("distance",))
 
 
@@ -36,8 +36,8 @@ def rows(generator: np.random.Generator, count: int) -> np.ndarray:
     return generator.normal(size=(count, INPUTS)).astype(np.float32)
 
 
-def published(folder: Path, paired: bool = True, versions: int = 1) -> ModelStore:
-    """A store with several versions of `tiny`."""
+def create_store(folder: Path, paired: bool = True, versions: int = 1) -> ModelStore:
+    """Create a store with versions of `tiny`."""
     store = ModelStore(folder)
     for _ in range(versions):
         publish(store, paired=paired)
@@ -48,10 +48,10 @@ def publish(
     store: ModelStore, name: str = "tiny", paired: bool = True, kind: str | None = None
 ) -> str:
     """Publish a version, optionally calibrated by category. Return the version number."""
-    described = description(paired)
+    spec = description(paired)
     if kind is not None:
         categories = _calibration(_runtime(paired), kind).categories
-        described = described.model_copy(
+        spec = spec.model_copy(
             update={
                 "categories": CategorySpec(
                     kind=kind,
@@ -62,12 +62,12 @@ def publish(
                 )
             }
         )
-    return store.publish(name, described, files(paired, kind)).version
+    return store.publish(name, spec, files(paired, kind)).version
 
 
-def loaded(folder: Path, paired: bool = True) -> Model:
-    """Load a version like the service."""
-    return Model.load(published(folder, paired).open("tiny", "1", files=NEEDED), threads=1)
+def load_model(folder: Path, paired: bool = True) -> Model:
+    """Publish a version and load it like the service."""
+    return Model.load(create_store(folder, paired).open("tiny", "1", files=NEEDED), threads=1)
 
 
 @cache
@@ -189,7 +189,7 @@ def _calibration(runtime: Runtime, kind: str | None = None) -> Calibration:
 
 
 def _groups() -> np.ndarray:
-    """Two groups, and a group that is too small to calibrate."""
+    """Return two groups and a group that is too small to calibrate."""
     rows = np.arange(RANKING)
     return np.where(rows < SMALL, len(GROUPS) - 1, rows % 2)
 

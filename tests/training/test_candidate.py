@@ -26,7 +26,7 @@ HELD_OUT = 3  # labelled rows that are test rows
 
 
 @pytest.fixture(scope="module")
-def fitted(tmp_path_factory):
+def fit_result(tmp_path_factory):
     from training.data.arrays import digits
 
     folder = tmp_path_factory.mktemp("few")
@@ -51,17 +51,19 @@ def fitted(tmp_path_factory):
     with working_in(folder):
         assert main(["fit", str(recipe), "--quiet", "--device", "cpu"]) == 0
     return SimpleNamespace(
-        folder=folder, pool=x[500:700], truth=y[500:700], test=x[200:500], of_test=y[200:500]
+        folder=folder, pool=x[500:700], truth=y[500:700], test=x[200:500], test_labels=y[200:500]
     )
 
 
 @pytest.fixture
-def work(fitted, tmp_path):
-    shutil.copytree(fitted.folder, tmp_path / "work")
+def work(fit_result, tmp_path):
+    shutil.copytree(fit_result.folder, tmp_path / "work")
     folder = tmp_path / "work"
     store = ModelStore(folder / "models")
-    how = Acquisition("digits", "1", row_format(store.manifest("digits", "1")), "bald", 1, 20)
-    message = {"probabilities": {}, "set": []}
+    acquisition = Acquisition(
+        "digits", "1", row_format(store.manifest("digits", "1")), "bald", 1, 20
+    )
+    prediction = {"probabilities": {}, "set": []}
     rows = [
         AcquiredRow(
             str(i),
@@ -69,45 +71,47 @@ def work(fitted, tmp_path):
             None if i < 60 else 0.5,
             row,
             control=i < 60,
-            prediction=message if i < 60 else None,
+            prediction=prediction if i < 60 else None,
         )
-        for i, row in enumerate(fitted.pool)
+        for i, row in enumerate(fit_result.pool)
     ]
     with closing(Database(folder / "state")) as database, working_in(folder):
-        save_acquired(database, how, rows)
+        save_acquired(database, acquisition, rows)
         yield SimpleNamespace(
-            **vars(fitted) | {"folder": folder}, store=store, database=database, format=how.format
+            **vars(fit_result) | {"folder": folder},
+            store=store,
+            database=database,
+            format=acquisition.format,
         )
 
 
-def label(work, values, key):
+def send_labels(work, values, key):
     labels = [Label(str(i), str(value)) for i, value in enumerate(values)]
-    of_test = zip(work.test[:HELD_OUT], work.of_test[:HELD_OUT], strict=True)
-    labels += [Label(f"test {i}", str(value), row) for i, (row, value) in enumerate(of_test)]
+    test_rows = zip(work.test[:HELD_OUT], work.test_labels[:HELD_OUT], strict=True)
+    labels += [Label(f"test {i}", str(value), row) for i, (row, value) in enumerate(test_rows)]
     accept(work.database, "digits", work.format, labels, replace=True, key=key)
 
 
-def candidate(work, *options):
-    """Run the command."""
+def run_candidate(work, *options):
     return main(
         ["candidate", "digits", "--state", str(work.folder / "state"), "--device", "cpu", *options]
     )
 
 
-def test_labels_become_a_candidate_and_with_an_option_and_a_key_it_is_promoted(work, capsys):
+def test_labels_create_candidate_and_promotion_requires_option_and_key(work, capsys):
     from training.candidate import count_tried_labels
 
-    assert candidate(work) == 0
+    assert run_candidate(work) == 0
     assert "0 of 1 required new labels" in capsys.readouterr().err
-    label(work, work.truth, key=None)
-    assert candidate(work, "--min-labels", "141") == 0
+    send_labels(work, work.truth, key=None)
+    assert run_candidate(work, "--min-labels", "141") == 0
     assert work.store.versions("digits") == ["1"]
-    assert candidate(work) == 0
+    assert run_candidate(work) == 0
     assert "run `dubito store alias digits latest 2`" in capsys.readouterr().err
     assert candidates(work.database, "digits")[0]["reason"] == "no worse"
     assert count_tried_labels(work.store, work.database, "digits") == 140
     assert count_tried_labels(work.store, work.database, "digits", promote=True) == 0
-    assert candidate(work, "--promote") == 0
+    assert run_candidate(work, "--promote") == 0
     assert "some labels were sent without a key" in capsys.readouterr().err
     assert work.store.aliases("digits") == {"latest": "1", "candidate": "2"}
     facts = Provenance.of(work.store.manifest("digits", "2"))
@@ -117,50 +121,50 @@ def test_labels_become_a_candidate_and_with_an_option_and_a_key_it_is_promoted(w
         "1",
         Provenance.of(work.store.manifest("digits", "1")).data_digest,
     )
-    label(work, work.truth, key="team")
-    assert candidate(work, "--promote") == 0
+    send_labels(work, work.truth, key="team")
+    assert run_candidate(work, "--promote") == 0
     assert work.store.aliases("digits") == {"latest": "2", "candidate": "2"}
     assert work.store.versions("digits") == ["1", "2"]
-    (retained,) = candidates(work.database, "digits")
-    assert (retained["version"], retained["against"], retained["promoted"]) == ("2", "1", True)
-    assert (retained["labels"], retained["control_labels"], retained["reason"]) == (
+    (record,) = candidates(work.database, "digits")
+    assert (record["version"], record["against"], record["promoted"]) == ("2", "1", True)
+    assert (record["labels"], record["control_labels"], record["reason"]) == (
         140,
         60,
         "no worse",
     )
     for kind, rows in (("test", 300), ("control", 60)):
-        accuracy = retained[kind]["figures"]["accuracy"]
-        assert retained[kind]["rows"] == rows
+        accuracy = record[kind]["figures"]["accuracy"]
+        assert record[kind]["rows"] == rows
         difference = accuracy["second"] - accuracy["first"]
         assert accuracy["interval"][0] <= difference <= accuracy["interval"][1]
-    work.store.set_alias("digits", "latest", "1")  # a person rolls back
-    assert candidate(work, "--promote") == 0
+    work.store.set_alias("digits", "latest", "1")  # manual rollback
+    assert run_candidate(work, "--promote") == 0
     assert "rolled back before" in capsys.readouterr().err
     assert work.store.aliases("digits")["latest"] == "1"
 
 
-def test_a_candidate_of_wrong_labels_is_not_promoted(work):
+def test_candidate_fitted_on_wrong_labels_is_not_promoted(work):
     from training.candidate import count_tried_labels
 
-    label(work, (work.truth + 1) % 10, key="team")
-    assert candidate(work, "--promote") == 0
+    send_labels(work, (work.truth + 1) % 10, key="team")
+    assert run_candidate(work, "--promote") == 0
     assert work.store.aliases("digits") == {"latest": "1", "candidate": "2"}
-    (retained,) = candidates(work.database, "digits")
-    assert not retained["promoted"]
+    (record,) = candidates(work.database, "digits")
+    assert not record["promoted"]
     assert count_tried_labels(work.store, work.database, "digits", promote=True) == 140
-    assert "digits is worse than latest (version 1) in" in retained["reason"]
-    assert "test_accuracy" in retained["reason"]
+    assert "digits is worse than latest (version 1) in" in record["reason"]
+    assert "test_accuracy" in record["reason"]
 
 
-def test_without_state_there_is_nothing_to_do_and_wrong_options_are_named(work, capsys):
+def test_missing_state_is_accepted_and_invalid_options_are_named(work, capsys):
     assert main(["candidate", "digits", "--state", str(work.folder / "none")]) == 0
     assert not (work.folder / "none").exists()
     assert main(["candidate", "nobody", "--state", str(work.folder / "state")]) == 2
-    assert candidate(work, "--min-labels", "0") == 2
+    assert run_candidate(work, "--min-labels", "0") == 2
     assert "--min-labels: expected 1 or more, got 0" in capsys.readouterr().err
 
 
-def test_bytes_stay_bytes_where_labelled_rows_are_such():
+def test_join_keeps_uint8_pixels_if_labelled_rows_are_integers():
     from training.data.rows import Rows
     from training.fit import join
 
@@ -173,7 +177,7 @@ def test_bytes_stay_bytes_where_labelled_rows_are_such():
     assert join(pixels, fractions).x[2].tolist() == [0.5, 0.5, 0.5]
 
 
-def test_labelled_rows_have_the_mean_weight():
+def test_joined_rows_without_weights_get_mean_weight():
     from training.data.rows import Rows
     from training.fit import join
 

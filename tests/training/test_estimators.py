@@ -18,7 +18,7 @@ from torch import nn
 from dubito import Classifier, Client, Regressor
 from model_store.artifacts.store import ModelStore
 from tests.support.environment import environment_with
-from tests.support.texts import Averaged, texts, tokenizer
+from tests.support.texts import MeanEmbeddingNetwork, texts, tokenizer
 from training.estimators.recipes import _seed, make_recipe, write_rows
 from training.versions import fitted_data, open_parent
 
@@ -26,13 +26,13 @@ pytestmark = pytest.mark.usefixtures("fits")
 
 SMALL = {"network": {"hidden": [8]}, "device": "cpu"}
 QUICK = {**SMALL, "method": "mle", "training": {"epochs": 20, "learning_rate": 0.05}}
-DOUBTING = {**SMALL, "method": "bhn-realnvp", "training": {"epochs": 2}}
+BAYESIAN = {**SMALL, "method": "bhn-realnvp", "training": {"epochs": 2}}
 FEW_CLASSES = {"serving": {"draws": 5, "combined": ["entropy", "residual"]}}
 FEW_TARGETS = {"serving": {"draws": 5, "combined": ["epistemic_std", "residual"]}}
-OF_ONE_DRAW = {"serving": {"draws": 2, "combined": ["residual"]}}
+TWO_DRAWS = {"serving": {"draws": 2, "combined": ["residual"]}}
 
-# What is not as scikit-learn has it (docs/python.md)
-TOO_FEW = "20 rows are the fewest that a model is fitted on"
+# Known deviations from scikit-learn (docs/python.md)
+TOO_FEW = "a fit needs at least 20 rows"
 EXPECTED = {
     "check_n_features_in_after_fitting": TOO_FEW,
     "check_classifier_data_not_an_array": TOO_FEW,
@@ -59,7 +59,7 @@ WITHOUT_FITS = (
 )
 
 
-def rows(count=240):
+def create_frame(count=240):
     generator = np.random.default_rng(0)
     frame = pd.DataFrame(generator.normal(size=(count, 2)), columns=["height", "weight"])
     frame["city"] = generator.choice(["Rome", "Oslo"], count)
@@ -68,23 +68,23 @@ def rows(count=240):
     return frame
 
 
-X = rows()
+X = create_frame()
 Y = pd.Series(np.where(X.height > 0, "tall", "small"), name="size")
 
 
 @pytest.fixture(scope="module")
 def classifier(fits):
-    return Classifier(**DOUBTING, **FEW_CLASSES, random_state=3).fit(X, Y)
+    return Classifier(**BAYESIAN, **FEW_CLASSES, random_state=3).fit(X, Y)
 
 
 @pytest.fixture(scope="module")
 def regressor(fits):
-    return Regressor(**DOUBTING, **FEW_TARGETS).fit(X, 3 * X.height)
+    return Regressor(**BAYESIAN, **FEW_TARGETS).fit(X, 3 * X.height)
 
 
 @pytest.fixture(scope="module")
 def service(classifier, regressor, tmp_path_factory):
-    """A client of a service that serves what both publish."""
+    """Create a client of a service with both published models."""
     from tests.support.serving import serving
 
     store = tmp_path_factory.mktemp("published")
@@ -94,7 +94,7 @@ def service(classifier, regressor, tmp_path_factory):
         yield client
 
 
-def test_answers_are_those_of_the_service_bit_for_bit(classifier, regressor, service):
+def test_predictions_equal_service_predictions_bit_for_bit(classifier, regressor, service):
     request = X.head(40)
     for model, name, seed in ((classifier, "sizes", None), (regressor, "heights", 11)):
         options = {"seed": 3 if seed is None else seed, "fpr": 0.1}
@@ -104,15 +104,15 @@ def test_answers_are_those_of_the_service_bit_for_bit(classifier, regressor, ser
             output, result.to_pandas(index=request.index), check_exact=True, check_like=True
         )
         if name == "sizes":
-            by_class = dict(zip(result.classes, result.probabilities.T, strict=True))
+            class_probs = dict(zip(result.classes, result.probabilities.T, strict=True))
             probs = model.predict_proba(request)
-            assert (probs == np.stack([by_class[c] for c in model.classes_], 1)).all()
+            assert (probs == np.stack([class_probs[c] for c in model.classes_], 1)).all()
             assert (model.predict(request) == result.label).all()
         else:
             assert (model.predict(request, seed=seed) == result.mean).all()
 
 
-def test_a_missing_value_gets_the_usual_one_and_a_flag(classifier, service):
+def test_missing_value_is_filled_and_flagged(classifier, service):
     columns = {column.name: column for column in classifier._model.manifest.input.columns}
     usual = columns["city"].usual
     request = X.head(2).assign(city=[None, usual])
@@ -121,9 +121,9 @@ def test_a_missing_value_gets_the_usual_one_and_a_flag(classifier, service):
     assert output.missing.tolist() == ["city", ""]
     assert output.flag.iloc[0]
     assert output.drop(columns=["missing", "flag"]).equals(filled.drop(columns=["missing", "flag"]))
-    answer = service.predict(request.assign(size="tall"), model="sizes", seed=3, fpr=0.1)
-    assert answer.missing_columns() == [["city"], []]
-    assert answer.to_pandas().missing.tolist() == ["city", ""]
+    response = service.predict(request.assign(size="tall"), model="sizes", seed=3, fpr=0.1)
+    assert response.missing_columns() == [["city"], []]
+    assert response.to_pandas().missing.tolist() == ["city", ""]
     log_proba = classifier.predict_log_proba(request)
     assert np.array_equal(log_proba, np.log(classifier.predict_proba(request)))
 
@@ -141,26 +141,26 @@ def test_parameters_and_inputs_follow_scikit_learn():
     assert classes.dtype == bool
 
 
-def test_json_is_answered_alike(classifier, service):
+def test_json_rows_get_same_predictions_from_service(classifier, service):
     row = {"height": 0.25, "weight": None, "city": "Rome", "since": "2024-03-05"}
-    answer = service.predict([row], model="sizes", seed=3, fpr=0.1)
+    response = service.predict([row], model="sizes", seed=3, fpr=0.1)
     request = pd.DataFrame([row]).astype({"since": "datetime64[ns]", "weight": float})
-    assert (classifier.predict_proba(request) == answer.probabilities).all()
-    assert answer.classes == tuple(classifier.classes_)
+    assert (classifier.predict_proba(request) == response.probabilities).all()
+    assert response.classes == tuple(classifier.classes_)
 
 
-def test_frames_of_polars_are_taken(classifier):
+def test_polars_frames_are_accepted(classifier):
     assert (classifier.predict_proba(pl.from_pandas(X)) == classifier.predict_proba(X)).all()
 
 
-def test_arrays_are_columns_of_numbers_and_each_epoch_is_told(tmp_path):
-    numbers, output = X[["height", "weight"]].to_numpy(), []
-    model = Regressor(**QUICK, **OF_ONE_DRAW, callback=output.append, runs=tmp_path)
+def test_arrays_become_numeric_columns_and_callback_gets_each_epoch(tmp_path):
+    numbers, history = X[["height", "weight"]].to_numpy(), []
+    model = Regressor(**QUICK, **TWO_DRAWS, callback=history.append, runs=tmp_path)
     model.set_params(data={"validation": 30})
-    target = 1e9 + 3 * numbers[:, 0]  # differs too little for float32
+    target = 1e9 + 3 * numbers[:, 0]  # The differences are too small for float32.
     assert model.fit(numbers, target).score(numbers, target) > 0.5
-    assert [metrics["epoch"] for metrics in output] == [*range(1, 21)]
-    assert output == model.history_
+    assert [metrics["epoch"] for metrics in history] == [*range(1, 21)]
+    assert history == model.history_
     model.publish("kept", tmp_path / "models", anyway=True)
     version = open_parent(ModelStore(tmp_path / "models"), "kept", "kept")
     assert len(fitted_data(version, tmp_path).rows) == len(numbers)
@@ -169,33 +169,33 @@ def test_arrays_are_columns_of_numbers_and_each_epoch_is_told(tmp_path):
     assert data.validation == 30
 
 
-def test_the_plan_of_the_rows_fills_what_is_not_said(classifier):
+def test_recipe_is_completed_with_defaults_for_rows(classifier):
     recipe = classifier.recipe_
     assert (recipe.method, recipe.training.epochs, recipe.seed) == ("bhn-realnvp", 2, 3)
     assert (recipe.network.hidden, recipe.training.batch_rows) == ([8], 32)
     assert (recipe.data.test_fraction, recipe.data.target) == (0.2, "size")
 
 
-def test_a_fit_to_noise_causes_a_warning(caplog):
+def test_fit_to_noise_causes_warning(caplog):
     generator = np.random.default_rng(1)
-    model = Classifier(**QUICK, **OF_ONE_DRAW)
+    model = Classifier(**QUICK, **TWO_DRAWS)
     model.fit(generator.normal(size=(200, 9)), generator.integers(0, 2, 200))
     assert "than always '" in caplog.text
     assert "than always &#39;" in model._repr_html_()
 
 
-def test_networks_read_only_the_most_important_columns():
+def test_max_inputs_limits_network_to_most_important_columns():
     network = {"hidden": [8], "bins": 4, "max_inputs": 1}
-    model = Classifier(**{**QUICK, "network": network}, **OF_ONE_DRAW).fit(X, Y)
+    model = Classifier(**{**QUICK, "network": network}, **TWO_DRAWS).fit(X, Y)
     assert model.score(X, Y) > 0.9
     changed = X.assign(city="Oslo", weight=1.0)
     np.testing.assert_array_equal(model.predict_proba(changed), model.predict_proba(X))
 
 
 @pytest.mark.slow
-def test_images_are_taken_as_they_are():
+def test_image_arrays_are_accepted():
     images = np.random.default_rng(0).normal(size=(60, 4, 4))
-    model = Classifier(**QUICK, **OF_ONE_DRAW).fit(images, images[:, 0, 0] > 0)
+    model = Classifier(**QUICK, **TWO_DRAWS).fit(images, images[:, 0, 0] > 0)
     assert model.recipe_.data.source.startswith("npz:rows-")
     assert model.predict(images).dtype == bool
 
@@ -209,7 +209,7 @@ def train(network, x, y):
 
 
 @pytest.mark.slow
-def test_a_trained_network_is_made_to_doubt():
+def test_trained_network_gets_laplace_posterior():
     numbers = np.random.default_rng(0).normal(size=(240, 2))
     classes = torch.tensor(numbers[:, 0] > 0).long()
     x = torch.tensor(numbers, dtype=torch.float32)
@@ -222,20 +222,20 @@ def test_a_trained_network_is_made_to_doubt():
 
 
 @pytest.mark.slow
-def test_texts_are_taken_with_a_network_and_a_tokenizer(tmp_path):
+def test_texts_are_accepted_with_network_and_tokenizer(tmp_path):
     tokenizer().save(str(tmp_path / "tokenizer.json"))
-    actual, labels = texts(80)
+    reviews, labels = texts(80)
     torch.manual_seed(0)
-    network = Averaged((12,), 2)
-    ids = torch.tensor([[*parent, *[0] * (12 - len(parent))] for parent in map(get_ids, actual)])
+    network = MeanEmbeddingNetwork((12,), 2)
+    ids = torch.tensor([[*tokens, *[0] * (12 - len(tokens))] for tokens in map(get_ids, reviews)])
     train(network, ids, torch.tensor([label == "good" for label in labels]).long())
-    read = {"text": "review", "tokenizer": tmp_path / "tokenizer.json", "max_tokens": 12}
+    data = {"text": "review", "tokenizer": tmp_path / "tokenizer.json", "max_tokens": 12}
     small = {"serving": {"draws": 5, "combined": ["entropy"]}}
-    model = Classifier(start=network, data=read, device="cpu", **small)
-    frame = pd.DataFrame({"review": actual})
+    model = Classifier(start=network, data=data, device="cpu", **small)
+    frame = pd.DataFrame({"review": reviews})
     model.fit(frame, np.array(labels) == "good")
-    alone = network(ids).argmax(1).bool().numpy()
-    assert (model.predict(frame) == alone).mean() > 0.9
+    network_labels = network(ids).argmax(1).bool().numpy()
+    assert (model.predict(frame) == network_labels).mean() > 0.9
     with pytest.raises(ValueError, match=r"X\.1: expected a value in column review"):
         model.predict(pd.DataFrame({"review": ["a day", None]}))
 
@@ -244,14 +244,14 @@ def get_ids(text):
     return tokenizer().encode(text).ids
 
 
-def test_copies_answer_alike_and_publish(regressor, tmp_path):
-    twin = copy.deepcopy(regressor)
-    assert (twin.predict(X) == regressor.predict(X)).all()
-    manifest = twin.publish("again", tmp_path, anyway=True)
+def test_copied_estimator_gives_same_predictions_and_publishes(regressor, tmp_path):
+    duplicate = copy.deepcopy(regressor)
+    assert (duplicate.predict(X) == regressor.predict(X)).all()
+    manifest = duplicate.publish("again", tmp_path, anyway=True)
     assert ModelStore(tmp_path).versions("again") == [manifest.version]
 
 
-def test_notebooks_see_a_table(classifier):
+def test_notebook_repr_shows_table(classifier):
     html = classifier._repr_html_()
     assert "test_accuracy" in html
     assert "test_accuracy" not in clone(classifier)._repr_html_()
@@ -259,7 +259,7 @@ def test_notebooks_see_a_table(classifier):
 
 
 @pytest.mark.parametrize(
-    ("parameters", "asked", "said"),
+    ("parameters", "options", "message"),
     [
         ({"method": "magic"}, {}, "Classifier: method: "),
         ({"network": {"hidden": [8], "deep": True}}, {}, "network.deep: expected no such key"),
@@ -273,29 +273,29 @@ def test_notebooks_see_a_table(classifier):
         ({}, {"seed": -1}, "seed: expected 0 to"),
     ],
 )
-def test_what_is_wrong_is_named(classifier, parameters, asked, said):
-    with pytest.raises((ValueError, TypeError), match=said):
+def test_invalid_parameters_and_options_are_named(classifier, parameters, options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
         if parameters:
             clone(classifier).set_params(**parameters).fit(X, Y)
         else:
-            classifier.uncertainty(X, **asked)
+            classifier.uncertainty(X, **options)
 
 
-def test_unicode_forms_of_a_label_are_one_class():
+def test_unicode_forms_of_label_are_one_class():
     with pytest.raises(ValueError, match="expected two classes or more, got 1 class"):
         Classifier().fit(np.arange(60).reshape(30, 2), ["caf\u00e9", "cafe\u0301"] * 15)
 
 
-def test_constant_columns_are_refused(classifier):
+def test_constant_columns_are_rejected(classifier):
     with pytest.raises(ValueError, match="X: expected a column with different values"):
         clone(classifier).fit(np.ones((60, 2)), np.arange(60) % 2)
 
 
-def test_rows_count_by_their_weights(classifier):
+def test_sample_weights_affect_fit_and_are_validated(classifier):
     numbers = X[["height", "weight"]].to_numpy()
     wrong = np.random.default_rng(0).random(len(Y)) < 0.6
     labels = np.where(wrong, "small", Y)
-    model = Classifier(**QUICK, **OF_ONE_DRAW)
+    model = Classifier(**QUICK, **TWO_DRAWS)
     weighted = model.fit(numbers, labels, sample_weight=1.0 - wrong).score(numbers, Y)
     assert weighted > model.fit(numbers, labels).score(numbers, Y) + 0.1
     with pytest.raises(ValueError, match=r"data\.weight: expected numbers of at least 0"):
@@ -304,7 +304,7 @@ def test_rows_count_by_their_weights(classifier):
         clone(classifier).fit(np.zeros((60, 4, 4)), np.arange(60) % 2, np.ones(60))
 
 
-def test_few_rows_are_held_out_for_the_report(classifier):
+def test_large_data_uses_smaller_test_fraction(classifier):
     rows = X.iloc[np.arange(2_000) % len(X)].reset_index(drop=True)
     targets = Y.iloc[np.arange(2_000) % len(X)].reset_index(drop=True)
     model = clone(classifier).set_params(training={"epochs": 1}).fit(rows, targets)
@@ -312,7 +312,7 @@ def test_few_rows_are_held_out_for_the_report(classifier):
     assert len(model._result.splits.test) == 100
 
 
-def test_groups_are_split_as_by_default(classifier):
+def test_grouped_rows_keep_default_test_share(classifier):
     index = np.arange(1_998) % len(X)
     rows = X.iloc[index].reset_index(drop=True).assign(site=np.arange(1_998) % 18)
     model = clone(classifier).set_params(training={"epochs": 1}, data={"group": "site"})
@@ -320,7 +320,7 @@ def test_groups_are_split_as_by_default(classifier):
     assert len(model._result.splits.test) == 333
 
 
-def test_odd_rows_are_named(classifier):
+def test_invalid_rows_are_named(classifier):
     with pytest.raises(ValueError, match=r"X\.0\.since: expected a date or time"):
         classifier.predict(X.head(3).assign(since="soon"))
     with pytest.raises(ValueError, match="Feature names"):
@@ -330,39 +330,39 @@ def test_odd_rows_are_named(classifier):
 
 
 @pytest.mark.slow
-def test_pipelines_are_scored():
+def test_pipelines_can_be_cross_validated():
     numbers = X[["height", "weight"]].to_numpy()
-    steps = make_pipeline(StandardScaler(), Regressor(**QUICK, **OF_ONE_DRAW))
+    steps = make_pipeline(StandardScaler(), Regressor(**QUICK, **TWO_DRAWS))
     assert np.isfinite(cross_val_score(steps, numbers, 3 * numbers[:, 0], cv=2)).all()
 
 
 @pytest.mark.slow
-def test_grids_are_searched():
-    steps = make_pipeline(StandardScaler(), Regressor(**QUICK, **OF_ONE_DRAW))
+def test_grid_search_selects_best_training_parameters():
+    steps = make_pipeline(StandardScaler(), Regressor(**QUICK, **TWO_DRAWS))
     grid = {"regressor__training": [{"epochs": 1}, QUICK["training"]]}
     numbers = X[["height"]].to_numpy()
     actual = GridSearchCV(steps, grid, cv=2).fit(numbers, 3 * numbers[:, 0])
     assert actual.best_params_ == {"regressor__training": QUICK["training"]}
 
 
-CHECKED = [Classifier(**QUICK, **OF_ONE_DRAW), Regressor(**QUICK, **OF_ONE_DRAW)]
+CHECKED = [Classifier(**QUICK, **TWO_DRAWS), Regressor(**QUICK, **TWO_DRAWS)]
 
 
 @pytest.mark.slow
 @parametrize_with_checks(CHECKED, expected_failed_checks=lambda _: EXPECTED)
-def test_scikit_learns_checks(estimator, check):
+def test_estimator_passes_scikit_learn_checks(estimator, check):
     check(estimator)
 
 
 @pytest.mark.parametrize("estimator", CHECKED, ids=["Classifier", "Regressor"])
-def test_scikit_learns_checks_of_parameters(estimator):
-    actual = [check for _, check in estimator_checks_generator(estimator)]
-    checks = {getattr(check, "func", check).__name__: check for check in actual}
+def test_estimator_passes_scikit_learn_parameter_checks(estimator):
+    generated = [check for _, check in estimator_checks_generator(estimator)]
+    checks = {getattr(check, "func", check).__name__: check for check in generated}
     for name in WITHOUT_FITS:
         checks[name](clone(estimator))
 
 
-def test_imports_are_few_and_without_training_the_estimators_name_the_extras():
+def test_import_is_light_and_missing_training_names_extras():
     code = (
         "import sys\n"
         "import dubito\n"
@@ -381,7 +381,7 @@ def test_imports_are_few_and_without_training_the_estimators_name_the_extras():
         __import__("dubito").Nothing  # noqa: B018
 
 
-def test_told_epochs_take_the_place_of_what_ends_a_fit_by_itself(tmp_path):
+def test_explicit_epochs_disable_early_stopping(tmp_path):
     X = np.random.default_rng(0).normal(size=(300, 3))
     parameters = Classifier(training={"epochs": 2}).get_params(deep=False)
     section = write_rows(X, (X[:, 0] > 0).astype(str), "y", None, parameters, tmp_path)

@@ -55,9 +55,11 @@ print(json.dumps([before, imported, state()]))
 
 
 @pytest.mark.slow
-def test_imports_and_fits_leave_the_settings_of_the_process_unchanged(tmp_path):
+def test_imports_and_fits_preserve_process_settings(tmp_path):
     environment = environment_in(tmp_path)
-    environment["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)  # torch itself sets it otherwise
+    environment["TORCHINDUCTOR_CACHE_DIR"] = str(
+        tmp_path
+    )  # Torch sets this variable if it is missing.
     for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
         environment.pop(name, None)
     completed = subprocess.run(
@@ -69,12 +71,12 @@ def test_imports_and_fits_leave_the_settings_of_the_process_unchanged(tmp_path):
         timeout=120,
     )
     assert completed.returncode == 0, completed.stderr
-    before, imported, fitted = json.loads(completed.stdout.splitlines()[-1])
-    assert imported == before
-    assert fitted == before
+    before, after_import, after_fit = json.loads(completed.stdout.splitlines()[-1])
+    assert after_import == before
+    assert after_fit == before
 
 
-def test_overlapping_overrides_restore_the_value_at_the_end():
+def test_nested_overrides_restore_value_at_end():
     values = [3]
     override = Override(lambda: values[0], lambda value: values.__setitem__(0, value), 7)
     with override:

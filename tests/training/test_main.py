@@ -2,7 +2,7 @@ from training import log
 from training.commands import print_messages
 
 
-def test_a_command_prints_messages_without_a_prefix(capsys):
+def test_command_prints_messages_without_prefix(capsys):
     with print_messages():
         log.info("published %s", "m")
     log.info("not printed")
@@ -10,7 +10,7 @@ def test_a_command_prints_messages_without_a_prefix(capsys):
     assert not log.handlers
 
 
-def test_messages_are_log_records_for_whoever_calls_the_library(caplog):
+def test_library_messages_are_log_records(caplog):
     with caplog.at_level("INFO", logger="dubito.training"):
         log.info("measuring on %d test rows", 3)
     assert [(record.name, record.getMessage()) for record in caplog.records] == [

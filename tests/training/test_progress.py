@@ -13,7 +13,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
 @pytest.mark.parametrize("quiet", [False, True])
-def test_a_bar_is_drawn_in_a_terminal_and_lines_are_said_elsewhere(
+def test_bar_is_drawn_in_terminal_and_lines_are_logged_otherwise(
     monkeypatch, caplog, stream, quiet
 ):
     stream.seek(0)
@@ -27,11 +27,11 @@ def test_a_bar_is_drawn_in_a_terminal_and_lines_are_said_elsewhere(
                 bar.report(f"step {step + 1}")
     is_drawn = stream.isatty() and not quiet
     assert ("400/400" in stream.getvalue()) == is_drawn
-    is_said = not stream.isatty() and not quiet
-    assert caplog.messages == [f"step {n}" for n in (100, 200, 300, 400)] * is_said
+    is_logged = not stream.isatty() and not quiet
+    assert caplog.messages == [f"step {n}" for n in (100, 200, 300, 400)] * is_logged
 
 
-def test_lines_are_said_now_and_then(monkeypatch, caplog):
+def test_log_lines_are_rate_limited(monkeypatch, caplog):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with caplog.at_level("INFO", logger="dubito.training"), Bar(10, "step", quiet=False) as bar:
         bar.report("soon")

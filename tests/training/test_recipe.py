@@ -39,7 +39,7 @@ def recipe(tmp_path):
     return load(write(tmp_path))
 
 
-def test_a_recipe_is_read_with_its_defaults(recipe):
+def test_recipe_is_loaded_with_defaults(recipe):
     assert (recipe.name, recipe.method, recipe.seed) == ("a", "bhn-realnvp", 3)
     assert recipe.network.hidden == [8, 8]
     assert recipe.posterior.couplings == 2
@@ -48,7 +48,7 @@ def test_a_recipe_is_read_with_its_defaults(recipe):
     assert recipe.combined == ["entropy", *COMBINED]
 
 
-def test_images_have_a_detector_of_their_own(recipe):
+def test_default_detectors_depend_on_images_and_encoder(recipe):
     assert override(recipe, source="images:pets").combined == [
         "entropy",
         *COMBINED,
@@ -60,7 +60,7 @@ def test_images_have_a_detector_of_their_own(recipe):
     assert encoded.combined == ["entropy", "residual", "mahalanobis", "cosine_neighbours"]
 
 
-def test_every_recipe_of_the_project_is_valid(request):
+def test_every_recipe_in_repository_is_valid(request):
     root = request.config.rootpath
     paths = [
         path
@@ -119,23 +119,23 @@ def test_every_recipe_of_the_project_is_valid(request):
         ("draws = 50", 'precision = "int4"', "serving.precision"),
     ],
 )
-def test_a_wrong_field_is_named(tmp_path, old, new, field):
+def test_invalid_field_is_named(tmp_path, old, new, field):
     assert old in RECIPE
     path = write(tmp_path, RECIPE.replace(old, new))
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInput) as error:
         load(path)
-    assert refused.value.field == f"{path}: {field}"
-    assert "\n" not in str(refused.value)
+    assert error.value.field == f"{path}: {field}"
+    assert "\n" not in str(error.value)
 
 
-def test_an_error_lists_the_alternatives_of_a_key(tmp_path):
+def test_error_lists_valid_types_of_key(tmp_path):
     with pytest.raises(
         InvalidInput, match=r"data\.vocabulary: expected a valid integer or 'auto', got"
     ):
         load(write(tmp_path, RECIPE.replace("ranking = 30", 'vocabulary = "all"')))
 
 
-def test_a_missing_field_and_an_unknown_key_are_told_apart(tmp_path):
+def test_missing_field_and_unknown_key_have_different_errors(tmp_path):
     with pytest.raises(InvalidInput, match="name: expected a value, got nothing"):
         load(write(tmp_path, RECIPE.replace('name = "a"\n', "")))
     with pytest.raises(InvalidInput, match="sead: expected no such key, got 3"):
@@ -143,7 +143,7 @@ def test_a_missing_field_and_an_unknown_key_are_told_apart(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (RECIPE.replace("seed = 3", "seed = = 3"), "line 4"),
         (RECIPE + "[data]\n", "line 19"),
@@ -153,21 +153,21 @@ def test_a_missing_field_and_an_unknown_key_are_told_apart(tmp_path):
         ),
     ],
 )
-def test_a_file_that_is_not_toml_is_refused_with_the_place(tmp_path, content, says):
+def test_invalid_toml_is_rejected_with_position(tmp_path, content, message):
     path = write(tmp_path, content)
-    with pytest.raises(InvalidInput, match=says) as refused:
+    with pytest.raises(InvalidInput, match=message) as error:
         load(path)
-    assert refused.value.field == str(path)
+    assert error.value.field == str(path)
 
 
-def test_a_missing_file_or_a_folder_is_refused(tmp_path):
+def test_missing_file_and_folder_are_rejected(tmp_path):
     with pytest.raises(InvalidInput, match="No such file"):
         load(tmp_path / "absent.toml")
     with pytest.raises(InvalidInput, match="Is a directory"):
         load(tmp_path)
 
 
-def test_the_digest_is_of_what_a_recipe_says_not_of_its_layout(tmp_path, recipe):
+def test_digest_depends_on_values_not_layout(tmp_path, recipe):
     reordered = (
         RECIPE.replace("[network]\nhidden = [8, 8]\n", "")
         + "# a remark\n[network]\nhidden = [\n 8, 8]\n"
@@ -179,18 +179,18 @@ def test_the_digest_is_of_what_a_recipe_says_not_of_its_layout(tmp_path, recipe)
     )
 
 
-def test_the_command_line_overrides_the_file(recipe):
+def test_command_line_overrides_file(recipe):
     changed = override(recipe, name="b", seed=0, source="idx:x")
     assert (changed.name, changed.seed, changed.data.source) == ("b", 0, "idx:x")
     assert override(recipe) == recipe
 
 
 @pytest.mark.parametrize("options", [{"name": "a" + os.sep + "b"}, {"seed": -1}])
-def test_a_wrong_option_is_named(recipe, options):
+def test_invalid_option_is_named(recipe, options):
     (field,) = options
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInput) as error:
         override(recipe, **options)
-    assert refused.value.field == f"command line: {field}"
+    assert error.value.field == f"command line: {field}"
 
 
 REGRESSION = [("bhn-realnvp", 'bhn-realnvp"\ntask = "regression')]
@@ -214,47 +214,45 @@ REGRESSION = [("bhn-realnvp", 'bhn-realnvp"\ntask = "regression')]
         ([*REGRESSION, ("draws = 50", "risk = 0.01")], "serving.risk"),
     ],
 )
-def test_what_goes_with_another_task_is_named(tmp_path, changes, field):
+def test_option_of_another_task_is_named(tmp_path, changes, field):
     text = RECIPE
     for old, new in changes:
         assert old in text
         text = text.replace(old, new)
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInput) as error:
         load(write(tmp_path, text))
-    assert str(refused.value.field).endswith(f": {field}")
+    assert str(error.value.field).endswith(f": {field}")
 
 
-def test_a_regression_has_detectors_and_noise_of_its_own_by_default(tmp_path):
+def test_regression_has_default_detectors_and_noise(tmp_path):
     ((old, new),) = REGRESSION
     recipe = load(write(tmp_path, RECIPE.replace(old, new)))
     assert recipe.combined == ["epistemic_std", *COMBINED]
     assert recipe.likelihood.noise == "homoscedastic"
 
 
-def test_a_path_is_of_the_recipes_folder_then_of_the_data_then_of_the_current_one(
-    tmp_path, monkeypatch
-):
+def test_paths_resolve_in_recipe_folder_then_data_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    near, data, elsewhere = (tmp_path / name for name in ("near", "data", "elsewhere"))
-    for folder in (near, data, elsewhere):
+    recipes, data, elsewhere = (tmp_path / name for name in ("near", "data", "elsewhere"))
+    for folder in (recipes, data, elsewhere):
         folder.mkdir()
     network = {"factory": "mynets:net", "weights": "w.safetensors", "trained": ["0"]}
-    path = write_recipe(near, data={"source": "csv:rows.csv", "target": "y"}, network=network)
+    path = write_recipe(recipes, data={"source": "csv:rows.csv", "target": "y"}, network=network)
 
-    def paths():
+    def get_paths():
         recipe = load(path, data)
         return recipe.data.source, recipe.network.weights
 
-    assert paths() == ("csv:rows.csv", "w.safetensors")
+    assert get_paths() == ("csv:rows.csv", "w.safetensors")
     (tmp_path / "w.safetensors").touch()
     (data / "rows.csv").touch()
     digest = load(path, data).digest()
-    assert paths() == ("csv:rows.csv", "w.safetensors")
+    assert get_paths() == ("csv:rows.csv", "w.safetensors")
     (data / "w.safetensors").touch()
-    assert paths() == ("csv:rows.csv", str(data / "w.safetensors"))
+    assert get_paths() == ("csv:rows.csv", str(data / "w.safetensors"))
     for name in ("rows.csv", "w.safetensors"):
-        (near / name).touch()
-    assert paths() == (f"csv:{near / 'rows.csv'}", str(near / "w.safetensors"))
+        (recipes / name).touch()
+    assert get_paths() == (f"csv:{recipes / 'rows.csv'}", str(recipes / "w.safetensors"))
     assert load(path, data).digest() != digest
-    monkeypatch.chdir(near)
-    assert load(path, near).digest() == digest
+    monkeypatch.chdir(recipes)
+    assert load(path, recipes).digest() == digest

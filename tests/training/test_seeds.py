@@ -17,7 +17,7 @@ KEYED = {
 }
 
 
-def test_hash_key_tells_keys_apart_and_fits_every_generator():
+def test_hash_key_is_unique_and_fits_every_generator():
     keys = [(), (0,), (0, 0), (1,), (0, 1), (1, 0), (2**53 - 1,), (2**53 - 1, 5, 10**6)]
     keys += [
         (seed, stream, step) for seed in range(10) for stream in range(6) for step in range(200)
@@ -27,7 +27,7 @@ def test_hash_key_tells_keys_apart_and_fits_every_generator():
     assert all(0 <= value < 2**63 for value in hashes)
 
 
-def test_no_two_streams_of_a_seed_have_one_value():
+def test_streams_have_unique_values():
     for streams in ENUMERATIONS.values():
         values = [member.value for member in streams.__members__.values()]
         assert len(set(values)) == len(values)
@@ -39,14 +39,14 @@ def test_every_key_names_its_stream():
         stream
         for folder in ("training", "experiments/active")
         for path in sorted((ROOT / folder).rglob("*.py"))
-        for stream in streams_in(path)
+        for stream in find_streams(path)
     ]
-    unnamed = [where for where, enumeration in streams if enumeration not in ENUMERATIONS]
+    unnamed = [location for location, enumeration in streams if enumeration not in ENUMERATIONS]
     assert not unnamed
     assert len(streams) > 15
 
 
-def streams_in(path):
+def find_streams(path):
     tree = ast.parse(path.read_text())
     foreign = {
         alias.name

@@ -5,19 +5,19 @@ from model_store.errors import InvalidInput
 from training.versions import Provenance, read_recipe
 
 
-def test_the_facts_of_a_fitted_version_are_written_as_they_were_read(digits_store):
+def test_provenance_round_trip_keeps_content_and_order(digits_store):
     manifest = ModelStore(digits_store).manifest("digits", "1")
     facts = Provenance.of(manifest).content()
     assert facts == manifest.training
     assert list(facts) == list(manifest.training)
 
 
-def test_what_was_not_given_is_left_out_and_what_is_unknown_is_kept():
+def test_provenance_omits_defaults_and_keeps_unknown_keys():
     content = {"recipe": {"alpha": None}, "data_digest": "d", "of_another_day": [1, None]}
     assert Provenance.model_validate(content).content() == content
 
 
-def test_a_recipe_with_a_removed_key_is_rejected(digits_store):
+def test_recipe_with_removed_key_is_rejected(digits_store):
     manifest = ModelStore(digits_store).manifest("digits", "1")
     recipe = manifest.training["recipe"]
     recipe = {**recipe, "data": {**recipe["data"], "validation_rows": 120}}

@@ -38,7 +38,7 @@ OPTIONS = [
 TWO_SEEDS = [*OPTIONS, "--seeds", "2", "--start", "both"]
 
 
-def simulated(folder, *options, name="small", **changes):
+def simulate(folder, *options, name="small", **changes):
     with working_in(folder):
         recipe = write_recipe(folder, name=name, network={"hidden": [8]}, **changes)
         return main(["active", str(recipe), "--quiet", *options])
@@ -63,11 +63,11 @@ def get_report(folder):
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("uninterrupted")
-    assert simulated(folder, *TWO_SEEDS) == 0
+    assert simulate(folder, *TWO_SEEDS) == 0
     return folder
 
 
-def test_each_round_labels_a_batch_of_new_rows_and_arms_of_a_seed_begin_alike(uninterrupted):
+def test_rounds_label_new_rows_and_arms_of_one_seed_start_equally(uninterrupted):
     actual = get_rounds(uninterrupted)
     assert set(actual) == {
         f"{a}-{s}-{seed}.jsonl"
@@ -89,7 +89,7 @@ def test_each_round_labels_a_batch_of_new_rows_and_arms_of_a_seed_begin_alike(un
     assert actual["bald-warm-0.jsonl"][1]["metric"] != actual["bald-cold-0.jsonl"][1]["metric"]
 
 
-def test_the_report_is_of_all_arms_and_compares_with_random_choice_of_the_same_start(uninterrupted):
+def test_report_compares_all_arms_with_random_choice(uninterrupted):
     content = get_report(uninterrupted)
     assert [(arm["acquisition"], arm["start"]) for arm in content["arms"]] == [
         ("bald", "warm"),
@@ -113,9 +113,7 @@ def test_the_report_is_of_all_arms_and_compares_with_random_choice_of_the_same_s
     assert page.with_name("active.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
-def test_a_simulation_that_is_stopped_anywhere_goes_on_as_if_it_had_not_been(
-    uninterrupted, tmp_path, monkeypatch
-):
+def test_interrupted_simulation_resumes_with_same_results(uninterrupted, tmp_path, monkeypatch):
     measure, add, stops = Learner.measure, Record.add, iter(range(100))
 
     def stopped_measure(self, *arguments):
@@ -123,23 +121,23 @@ def test_a_simulation_that_is_stopped_anywhere_goes_on_as_if_it_had_not_been(
             raise KeyboardInterrupt
         return measure(self, *arguments)
 
-    def stopped_add(self, done, state):
+    def stopped_add(self, outcome, state):
         if (
             next(stops) % 7 == 2
-        ):  # killed while the line was written: the weights of a round that did not end are there
+        ):  # A kill during the write leaves the weights of an unfinished round.
             write_checkpoint(
                 self.path.with_name(f"{self.path.stem}-{len(self.rounds):04d}.safetensors"), state
             )
             with self.path.open("a") as file:
                 file.write('{"labels": 3')
             raise KeyboardInterrupt
-        add(self, done, state)
+        add(self, outcome, state)
 
     monkeypatch.setattr(Learner, "measure", stopped_measure)
     monkeypatch.setattr(Record, "add", stopped_add)
     codes = []
     while not codes or codes[-1] == 130:
-        codes.append(simulated(tmp_path, *TWO_SEEDS))
+        codes.append(simulate(tmp_path, *TWO_SEEDS))
     assert codes[-1] == 0
     assert len(codes) > 4
     assert get_rounds(tmp_path) == get_rounds(uninterrupted)
@@ -147,7 +145,7 @@ def test_a_simulation_that_is_stopped_anywhere_goes_on_as_if_it_had_not_been(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fits")
-def test_a_simulation_that_is_killed_goes_on(uninterrupted, tmp_path):
+def test_killed_simulation_resumes_with_same_results(uninterrupted, tmp_path):
     recipe = write_recipe(tmp_path, name="small", network={"hidden": [8]})
     command = [sys.executable, "-m", "training", "active", str(recipe), "--quiet", *TWO_SEEDS]
     with subprocess.Popen(
@@ -155,16 +153,16 @@ def test_a_simulation_that_is_killed_goes_on(uninterrupted, tmp_path):
     ) as process:
         wait_until(lambda: process.poll() is not None or len(get_rounds(tmp_path)) > 1, 60)
         process.send_signal(signal.SIGKILL)
-    assert simulated(tmp_path, *TWO_SEEDS) == 0
+    assert simulate(tmp_path, *TWO_SEEDS) == 0
     assert get_rounds(tmp_path) == get_rounds(uninterrupted)
 
 
-def test_more_labels_and_seeds_later_keep_what_was_done(uninterrupted, tmp_path, monkeypatch):
+def test_adding_labels_and_seeds_reuses_finished_rounds(uninterrupted, tmp_path, monkeypatch):
     fewer = [*TWO_SEEDS, "--until", "30", "--seeds", "1"]
-    assert simulated(tmp_path, *fewer) == 0
-    before = get_rounds(tmp_path)
-    assert simulated(tmp_path, *TWO_SEEDS, "--report") == 0
-    assert get_rounds(tmp_path) == before
+    assert simulate(tmp_path, *fewer) == 0
+    first_rounds = get_rounds(tmp_path)
+    assert simulate(tmp_path, *TWO_SEEDS, "--report") == 0
+    assert get_rounds(tmp_path) == first_rounds
     assert get_report(tmp_path)["unfinished"]["small, warm, bald"] == [0, 1]
     fits = []
     fit = Learner.fit
@@ -173,29 +171,25 @@ def test_more_labels_and_seeds_later_keep_what_was_done(uninterrupted, tmp_path,
         "fit",
         lambda self, index, *rest: fits.append(len(index)) or fit(self, index, *rest),
     )
-    assert simulated(tmp_path, *TWO_SEEDS) == 0
+    assert simulate(tmp_path, *TWO_SEEDS) == 0
     assert get_rounds(tmp_path) == get_rounds(uninterrupted)
-    assert sum(len(rounds) for rounds in before.values()) + len(fits) == 24
+    assert sum(len(rounds) for rounds in first_rounds.values()) + len(fits) == 24
     assert get_report(tmp_path)["unfinished"] == {}
 
 
-def test_a_report_of_nothing_is_refused_and_of_a_running_simulation_is_not(
-    uninterrupted, tmp_path, capsys
-):
-    assert simulated(tmp_path, *OPTIONS, "--report") == 2
+def test_report_requires_rounds_and_works_during_simulation(uninterrupted, tmp_path, capsys):
+    assert simulate(tmp_path, *OPTIONS, "--report") == 2
     assert "--report: expected rounds that were simulated" in capsys.readouterr().err
     folder = shutil.copytree(uninterrupted, tmp_path / "running")
     (run,) = (path.parent for path in folder.glob("runs/active/*/.lock"))
     with hold(run):
-        assert simulated(folder, *TWO_SEEDS) == 2
-        assert simulated(folder, *TWO_SEEDS, "--report") == 0
+        assert simulate(folder, *TWO_SEEDS) == 2
+        assert simulate(folder, *TWO_SEEDS, "--report") == 0
 
 
-def test_an_arm_ends_after_three_rounds_at_the_target(tmp_path):
+def test_arm_ends_after_three_rounds_at_target(tmp_path):
     assert (
-        simulated(
-            tmp_path, *OPTIONS, "--seeds", "1", "--until", "100", "--target-accuracy", "0.001"
-        )
+        simulate(tmp_path, *OPTIONS, "--seeds", "1", "--until", "100", "--target-accuracy", "0.001")
         == 0
     )
     assert {len(rounds) for rounds in get_rounds(tmp_path).values()} == {3}
@@ -203,13 +197,13 @@ def test_an_arm_ends_after_three_rounds_at_the_target(tmp_path):
         assert arm["needed"] == {"0": {"labels": 20, "is_reached": True}}
 
 
-def test_regressions_have_an_rmse(tmp_path):
+def test_regression_is_measured_by_rmse(tmp_path):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 3)).astype(np.float32)
     np.savez(tmp_path / "line.npz", x=x, y=(x[:, 0] * 5 + 20).astype(np.float32))
     options = [*OPTIONS, "--seeds", "1", "--start", "warm", "--epochs", "25"]
     assert (
-        simulated(
+        simulate(
             tmp_path, *options, name="line", task="regression", data={"source": "npz:line.npz"}
         )
         == 0
@@ -221,20 +215,20 @@ def test_regressions_have_an_rmse(tmp_path):
         assert 0 < rounds[-1]["metric"] < 8
 
 
-def test_a_warm_start_goes_on_from_the_optimiser_too(tmp_path):
+def test_restored_learner_continues_with_optimiser_state(tmp_path):
     recipe = load_recipe(write_recipe(tmp_path, name="small", network={"hidden": [8]}))
     data = load(recipe, tmp_path)
-    learner, again = (Learner(recipe, data, 0, torch.device("cpu")) for _ in range(2))
+    learner, restored = (Learner(recipe, data, 0, torch.device("cpu")) for _ in range(2))
     learner.begin(0)
     learner.fit(np.arange(30), 0, 2)
-    again.restore(learner.state(), 0)
-    for item in (learner, again):
+    restored.restore(learner.state(), 0)
+    for item in (learner, restored):
         item.fit(np.arange(40), 1, 2)
-    assert learner.measure(3, 1) == again.measure(3, 1)
+    assert learner.measure(3, 1) == restored.measure(3, 1)
 
 
 @pytest.mark.parametrize(
-    ("options", "changes", "says"),
+    ("options", "changes", "message"),
     [
         (["--initial", "5"], {}, "--initial: expected at least 10, one label per class, got 5"),
         (["--until", "10"], {}, "--until: expected at least 20 (--initial), got 10"),
@@ -247,8 +241,8 @@ def test_a_warm_start_goes_on_from_the_optimiser_too(tmp_path):
         ([], {"method": "laplace"}, "method: expected a method fitted by steps"),
     ],
 )
-def test_what_cannot_be_simulated_is_refused_in_a_line(tmp_path, capsys, options, changes, says):
-    assert simulated(tmp_path, *OPTIONS, *options, **changes) == 2
+def test_invalid_simulation_arguments_print_one_line(tmp_path, capsys, options, changes, message):
+    assert simulate(tmp_path, *OPTIONS, *options, **changes) == 2
     errors = capsys.readouterr().err
-    assert errors.startswith(f"error: {says}")
+    assert errors.startswith(f"error: {message}")
     assert errors.count("\n") == 1

@@ -31,11 +31,11 @@ def manifest(task="classification", image=True, columns=()):
     )
 
 
-def never(url):
+def reject_fetch(url):
     raise AssertionError(url)
 
 
-def test_a_configuration_says_which_control_and_field_are_the_model_s():
+def test_parse_config_finds_control_and_field():
     config = parse_config(CHOICES, manifest())
     assert (config.control, config.object_name, config.kind, config.field) == (
         "digit",
@@ -55,7 +55,7 @@ def test_a_configuration_says_which_control_and_field_are_the_model_s():
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "message"),
     [
         (None, "label_config: expected XML of up to"),
         ("<View", "label_config: expected XML, got"),
@@ -66,26 +66,31 @@ def test_a_configuration_says_which_control_and_field_are_the_model_s():
         (CHOICES.replace('<Choice value="no"/>', ""), "label_config: expected a <Choice>"),
     ],
 )
-def test_a_configuration_that_does_not_suit_the_model_is_named(text, expected):
-    with pytest.raises(InvalidInput, match=expected):
+def test_unsuitable_config_is_rejected_with_reason(text, message):
+    with pytest.raises(InvalidInput, match=message):
         parse_config(text, manifest())
 
 
-def test_rows_of_tasks():
+def test_tasks_are_read_as_images_arrays_or_columns():
     config = parse_config(CHOICES, manifest())
     uri = "data:image/png;base64," + base64.b64encode(b"a picture").decode()
     assert (
-        base64.b64decode(read_row(manifest(), config, {"image": uri}, "d", never)) == b"a picture"
+        base64.b64decode(read_row(manifest(), config, {"image": uri}, "d", reject_fetch))
+        == b"a picture"
     )
-    assert read_row(manifest(), config, {"image": uri, "dubito_input": [1, 2]}, "d", never) == [
+    assert read_row(
+        manifest(), config, {"image": uri, "dubito_input": [1, 2]}, "d", reject_fetch
+    ) == [
         1,
         2,
     ]
-    assert read_row(manifest(image=False), config, {"image": [3]}, "d", never) == [3]
+    assert read_row(manifest(image=False), config, {"image": [3]}, "d", reject_fetch) == [3]
     columns = (SimpleNamespace(name="age"),)
     data = {"age": 3, "other": 4}
-    assert read_row(manifest(image=False, columns=columns), config, data, "d", never) == {"age": 3}
-    for wrong in (
+    assert read_row(manifest(image=False, columns=columns), config, data, "d", reject_fetch) == {
+        "age": 3
+    }
+    for invalid in (
         {},
         [],
         {"image": None},
@@ -93,26 +98,26 @@ def test_rows_of_tasks():
         {"image": "data:image/png;base64,!"},
     ):
         with pytest.raises(InvalidInput):
-            read_row(manifest(), config, wrong, "d", never)
+            read_row(manifest(), config, invalid, "d", reject_fetch)
     with pytest.raises(InvalidInput, match="all of the model's columns"):
-        read_row(manifest(image=False, columns=columns), config, {"image": "x"}, "d", never)
+        read_row(manifest(image=False, columns=columns), config, {"image": "x"}, "d", reject_fetch)
 
 
-def test_labels_of_annotations():
+def test_annotations_are_read_as_labels_with_ids():
     config = parse_config(CHOICES, manifest())
 
-    def made(*choices, **more):
-        return {"result": [{"from_name": "digit", "value": {"choices": list(choices)}}], **more}
+    def make_annotation(*choices, **fields):
+        return {"result": [{"from_name": "digit", "value": {"choices": list(choices)}}], **fields}
 
-    assert read_annotation(config, made("yes")) == "yes"
-    assert read_annotation(config, made("yes", was_cancelled=True)) is None
+    assert read_annotation(config, make_annotation("yes")) == "yes"
+    assert read_annotation(config, make_annotation("yes", was_cancelled=True)) is None
     assert read_annotation(config, {"result": []}) is None
     assert (
         read_annotation(config, {"result": [{"from_name": "other", "value": {"choices": ["yes"]}}]})
         is None
     )
     with pytest.raises(InvalidInput, match="one choice"):
-        read_annotation(config, made("yes", "no"))
+        read_annotation(config, make_annotation("yes", "no"))
     number = parse_config(NUMBER, manifest("regression"))
     assert (
         read_annotation(number, {"result": [{"from_name": "price", "value": {"number": 3}}]}) == 3.0
@@ -122,18 +127,18 @@ def test_labels_of_annotations():
     assert label_id({"id": 3}, {"id": 7, "data": {}}) == "label-studio-3-7"
     assert label_id(None, {"id": 7, "project": 4}) == "label-studio-4-7"
     assert label_id({"id": 3}, {"id": 7, "data": {"dubito_id": "row 9"}}) == "row 9"
-    for wrong in (None, {}, {"id": "7", "project": 4}):
+    for invalid in (None, {}, {"id": "7", "project": 4}):
         with pytest.raises(InvalidInput):
-            label_id(None, wrong)
+            label_id(None, invalid)
 
 
 @pytest.fixture
 def studio():
-    request = []
+    requests = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            request.append((self.path, self.headers.get("Authorization")))
+            requests.append((self.path, self.headers.get("Authorization")))
             if self.path == "/data/elsewhere":
                 self.send_response(302)
                 self.send_header("Location", "/data/a.png")
@@ -146,8 +151,8 @@ def studio():
 
         def do_POST(self):
             content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            request.append((self.path, content))
-            refreshed = sum(path == "/api/token/refresh" for path, _ in request)
+            requests.append((self.path, content))
+            refreshed = sum(path == "/api/token/refresh" for path, _ in requests)
             self.send_response(200)
             self.end_headers()
             self.wfile.write(json.dumps({"access": f"access {refreshed}"}).encode())
@@ -158,20 +163,20 @@ def studio():
     server = HTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", request
+    yield f"http://127.0.0.1:{server.server_port}", requests
     server.shutdown()
     thread.join()
     server.server_close()
 
 
-def test_images_are_fetched_of_the_one_origin_alone(studio):
-    url, request = studio
+def test_images_are_fetched_only_from_allowed_origin(studio):
+    url, requests = studio
     client = LabelStudio(url, "a token")
     assert client.fetch("/data/a.png") == client.fetch(f"{url}/data/a.png") == b"a picture"
     assert image_bytes("/data/a.png", "f", client.fetch) == b"a picture"
-    assert {auth for _, auth in request} == {"Token a token"}
-    before = len(request)
-    for other in (
+    assert {auth for _, auth in requests} == {"Token a token"}
+    request_count = len(requests)
+    for address in (
         "http://169.254.169.254/latest/meta-data",
         "http://127.0.0.1:1/data/a.png",
         url.replace("http", "https") + "/data/a.png",
@@ -189,27 +194,27 @@ def test_images_are_fetched_of_the_one_origin_alone(studio):
         with pytest.raises(
             InvalidInput, match=r"^tasks: expected images as data URIs, or files below DUBITO"
         ):
-            client.fetch(other)
-    assert len(request) == before
+            client.fetch(address)
+    assert len(requests) == request_count
     with pytest.raises(InvalidInput, match="images that Label Studio can serve"):
         client.fetch("/data/elsewhere")
-    assert request[before:] == [("/data/elsewhere", "Token a token")]
+    assert requests[request_count:] == [("/data/elsewhere", "Token a token")]
 
 
-def test_a_personal_access_token_is_exchanged_and_again_when_that_has_expired(studio):
-    url, request = studio
+def test_personal_access_token_is_exchanged_again_after_expiry(studio):
+    url, requests = studio
     client = LabelStudio(url, "a.personal.token")
     assert client.json("GET", "api/x") == {}
-    assert [path for path, _ in request] == [
+    assert [path for path, _ in requests] == [
         "/api/token/refresh",
         "/api/x",
         "/api/token/refresh",
         "/api/x",
     ]
-    assert request[0][1] == {"refresh": "a.personal.token"}
-    assert request[-1][1] == "Bearer access 2"
+    assert requests[0][1] == {"refresh": "a.personal.token"}
+    assert requests[-1][1] == "Bearer access 2"
     with pytest.raises(LabelStudioError, match="invalid JSON"):
         client.json("GET", "data/a.png")
-    for wrong in ("ftp://a", "no url", "http://a?b=c"):
+    for invalid_url in ("ftp://a", "no url", "http://a?b=c"):
         with pytest.raises(InvalidInput, match="DUBITO_LABEL_STUDIO_URL"):
-            LabelStudio(wrong, None)
+            LabelStudio(invalid_url, None)

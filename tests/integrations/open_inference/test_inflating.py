@@ -14,16 +14,16 @@ from service.request_context import RequestContext
 from service.server.budget import ByteBudget, Reservation
 
 ENCODERS = {"gzip": gzip.compress, "deflate": zlib.compress}
-few = settings(max_examples=60, database=None)
+fewer_examples = settings(max_examples=60, database=None)
 
 
-def read(pieces, coding, limit, most=1 << 30):
-    waiting = [*pieces]
-    reservation = Reservation(ByteBudget(most))
+def read(pieces, coding, limit, max_bytes=1 << 30):
+    remaining = [*pieces]
+    reservation = Reservation(ByteBudget(max_bytes))
 
     async def receive():
-        piece = waiting.pop(0)
-        return {"type": "http.request", "body": piece, "more_body": bool(waiting)}
+        piece = remaining.pop(0)
+        return {"type": "http.request", "body": piece, "more_body": bool(remaining)}
 
     headers = [(b"content-encoding", coding.encode())]
     scope = {"type": "http", "headers": headers}
@@ -32,8 +32,8 @@ def read(pieces, coding, limit, most=1 << 30):
     ), reservation
 
 
-def cut(content, places):
-    """Content in pieces."""
+def split(content, places):
+    """Split content at the places."""
     ends = sorted(place % (len(content) + 1) for place in places)
     return [content[a:b] for a, b in zip([0, *ends], [*ends, len(content)], strict=True)]
 
@@ -46,21 +46,21 @@ bodies = st.one_of(
 places = st.lists(st.integers(0, 1 << 20), max_size=5)
 
 
-@few
+@fewer_examples
 @given(body=bodies, places=places, coding=st.sampled_from(sorted(ENCODERS)))
-def test_what_was_compressed_is_read_whatever_pieces_it_comes_in(body, places, coding):
-    read_body, reservation = read(cut(ENCODERS[coding](body), places), coding, 1 << 20)
+def test_compressed_body_is_inflated_from_any_chunks(body, places, coding):
+    read_body, reservation = read(split(ENCODERS[coding](body), places), coding, 1 << 20)
     assert read_body == body
     assert reservation.used_bytes == len(body)
 
 
-@few
+@fewer_examples
 @given(
     body=bodies, places=places, coding=st.sampled_from(sorted(ENCODERS)), spare=st.integers(-3, 0)
 )
-def test_the_limit_is_of_what_is_inflated(body, places, coding, spare):
+def test_limit_applies_to_inflated_size(body, places, coding, spare):
     limit = len(body) + spare
-    pieces = cut(ENCODERS[coding](body), places)
+    pieces = split(ENCODERS[coding](body), places)
     if spare == 0:
         assert read(pieces, coding, limit)[0] == body
     elif limit >= 0:
@@ -68,17 +68,17 @@ def test_the_limit_is_of_what_is_inflated(body, places, coding, spare):
             read(pieces, coding, limit)
 
 
-@few
+@fewer_examples
 @given(places=places, end=st.integers(1, 11), coding=st.sampled_from(sorted(ENCODERS)))
-def test_a_body_that_ends_early_or_late_is_refused(places, end, coding):
+def test_truncated_and_overlong_bodies_are_rejected(places, end, coding):
     full = ENCODERS[coding](b"a body" * 9)
-    for other in (full[:-end], full + b"x" * end):
+    for invalid in (full[:-end], full + b"x" * end):
         with pytest.raises(InvalidInput, match=f"^body: expected a body compressed with {coding}"):
-            read(cut(other, places), coding, 1 << 20)
+            read(split(invalid, places), coding, 1 << 20)
 
 
-def test_a_bomb_takes_no_more_than_is_left():
+def test_bomb_uses_no_more_than_memory_budget():
     bomb = gzip.compress(bytes(64 << 20))
     assert len(bomb) < 100_000
     with pytest.raises(Overloaded):
-        read([bomb], "gzip", 1 << 30, most=4 << 20)
+        read([bomb], "gzip", 1 << 30, max_bytes=4 << 20)

@@ -28,46 +28,44 @@ def store(server, tmp_path):
     return server.store(tmp_path / "cache")
 
 
-def paths(server):
+def list_paths(server):
     return sorted(entry["path"] for entry in server.memory.list().collect())
 
 
-# What lies where
+# Layout
 
 
-def test_a_bucket_has_the_layout_of_a_folder(server, store):
+def test_bucket_has_same_layout_as_folder(server, store):
     store.publish("m", DESCRIPTION, CONTENT)
     publish_report(store, "m", "1", {"seed": 1}, b"page")
     expected = ["m/aliases/latest", "m/reports/1/report.json", "m/reports/1/report.html"]
-    assert paths(server) == sorted(
+    assert list_paths(server) == sorted(
         [*expected, *(f"m/1/{file}" for file in [*CONTENT, "manifest.json"])]
     )
     assert bytes(server.memory.get("m/aliases/latest").bytes()) == b"1"
     store.delete("m", "1", force=True)
-    assert paths(server) == ["m/aliases/.last-deleted"]
+    assert list_paths(server) == ["m/aliases/.last-deleted"]
 
 
-# Conditions
+# Conditional writes
 
 
 @pytest.mark.parametrize(
-    ("ignored", "reason"), [("create", "ignores If-None-Match"), ("e_tag", "ignores If-Match")]
+    ("condition", "reason"), [("create", "ignores If-None-Match"), ("e_tag", "ignores If-Match")]
 )
-def test_a_server_that_ignores_conditions_is_read_but_not_written_to(
-    server, store, tmp_path, ignored, reason
-):
+def test_server_that_ignores_conditions_is_read_only(server, store, tmp_path, condition, reason):
     store.publish("m", DESCRIPTION, CONTENT)
-    before = paths(server)
-    server.heeds = {"create", "e_tag"} - {ignored}
-    careless = server.store(tmp_path / "other")
-    assert careless.open("m", "1").files == CONTENT
+    before = list_paths(server)
+    server.conditions = {"create", "e_tag"} - {condition}
+    unsafe_store = server.store(tmp_path / "other")
+    assert unsafe_store.open("m", "1").files == CONTENT
     changes = [
-        lambda: careless.publish("m", DESCRIPTION, CONTENT),
-        lambda: careless.set_alias("m", "champion", "1"),
-        lambda: careless.keep("m", 1),
-        lambda: careless.delete("m", force=True),
-        lambda: publish_report(careless, "m", "1", {}, b""),
-        careless.storage.check_writable,
+        lambda: unsafe_store.publish("m", DESCRIPTION, CONTENT),
+        lambda: unsafe_store.set_alias("m", "champion", "1"),
+        lambda: unsafe_store.keep("m", 1),
+        lambda: unsafe_store.delete("m", force=True),
+        lambda: publish_report(unsafe_store, "m", "1", {}, b""),
+        unsafe_store.storage.check_writable,
     ]
     for change in changes:
         with pytest.raises(
@@ -75,54 +73,52 @@ def test_a_server_that_ignores_conditions_is_read_but_not_written_to(
             match=rf"DUBITO_STORE: expected a bucket with conditional writes, .*{reason}",
         ):
             change()
-    assert paths(server) == before
+    assert list_paths(server) == before
 
 
-# Writers that are killed
+# Killed writers
 
 
-def test_what_a_killed_writer_left_is_deleted_a_day_later_and_not_before(server, store):
+def test_leftovers_of_killed_writer_are_deleted_after_a_day(server, store):
     store.publish("m", DESCRIPTION, CONTENT)
     server.memory.put(f"m/2/{CLAIM}", b"")
     server.memory.put("m/2/network.onnx", b"half")
     server.memory.put("m/reports/1/report.html", b"half")
     server.memory.put("m/reports/7/report.json", b"of a version that is gone")
-    before = paths(server)
+    before = list_paths(server)
     assert store.publish("m", DESCRIPTION, CONTENT).version == "3"
-    assert {*before} <= {*paths(server)}
+    assert {*before} <= {*list_paths(server)}
     store.storage._clear("m", datetime.now(UTC) + timedelta(hours=23))
-    assert {*before} <= {*paths(server)}
+    assert {*before} <= {*list_paths(server)}
     store.storage._clear("m", datetime.now(UTC) + timedelta(hours=25))
-    assert not [path for path in paths(server) if path.startswith(("m/2/", "m/reports/"))]
+    assert not [path for path in list_paths(server) if path.startswith(("m/2/", "m/reports/"))]
     assert store.versions("m") == ["1", "3"]
     assert store.open("m", "3").files == CONTENT
 
 
-def test_a_number_that_was_given_and_taken_back_meanwhile_is_not_given_again(
-    server, store, tmp_path
-):
+def test_number_of_version_deleted_meanwhile_is_not_reused(server, store, tmp_path):
     store.publish("m", DESCRIPTION, CONTENT)
-    other = server.store(tmp_path / "other")
+    second_store = server.store(tmp_path / "other")
     files = {**CONTENT, "manifest.json": b"{}"}
     assert store.storage.next_number("m") == 2
-    other.publish("m", DESCRIPTION, CONTENT, alias="candidate")
-    other.delete("m", "2", force=True)
+    second_store.publish("m", DESCRIPTION, CONTENT, alias="candidate")
+    second_store.delete("m", "2", force=True)
     assert not store.storage.create("m", 2, files)
     assert store.storage.next_number("m") == 3
-    other.publish("m", DESCRIPTION, CONTENT)
-    other.publish("m", DESCRIPTION, CONTENT)
-    other.keep("m", 1)
+    second_store.publish("m", DESCRIPTION, CONTENT)
+    second_store.publish("m", DESCRIPTION, CONTENT)
+    second_store.keep("m", 1)
     assert not store.storage.create("m", 3, files)
     assert store.storage.next_number("m") == 5
     assert store.storage.create("m", 5, files)
     assert store.versions("m") == ["4", "5"]
-    assert not [path for path in paths(server) if path.startswith(("m/2/", "m/3/"))]
+    assert not [path for path in list_paths(server) if path.startswith(("m/2/", "m/3/"))]
 
 
-# Looking
+# Refresh
 
 
-def test_a_look_is_one_request_whatever_there_is(server, store):
+def test_refresh_takes_one_list_request(server, store):
     for name in ("a", "b", "c"):
         for _ in range(3):
             store.publish(name, DESCRIPTION, CONTENT)
@@ -141,9 +137,8 @@ def test_a_look_is_one_request_whatever_there_is(server, store):
     assert server.requests == {"list": 5}
 
 
-def test_an_alias_that_moves_while_it_is_looked_at_names_what_it_named(server, store, tmp_path):
-    """`latest` of versions 1 to 3 was rolled back to 1; version 4 is published between the list and
-    the read."""
+def test_refresh_follows_alias_moved_between_list_and_read(server, store, tmp_path):
+    """Roll `latest` back to 1, then publish version 4 between list and read."""
     for _ in range(3):
         store.publish("m", DESCRIPTION, CONTENT)
     store.set_alias("m", "latest", "1")
@@ -158,7 +153,7 @@ def test_an_alias_that_moves_while_it_is_looked_at_names_what_it_named(server, s
     assert reader.aliases("m") == {"latest": "4"}
 
 
-def test_objects_that_are_not_of_the_layout_are_passed_over(server, store):
+def test_objects_outside_the_layout_are_ignored(server, store):
     store.publish("m", DESCRIPTION, CONTENT)
     for path in (
         "readme",
@@ -172,10 +167,10 @@ def test_objects_that_are_not_of_the_layout_are_passed_over(server, store):
     assert (store.names(), store.versions("m")) == (["m"], ["1"])
 
 
-# Without the bucket
+# Unreachable bucket
 
 
-def test_without_the_bucket_what_was_seen_and_copied_goes_on(server, store, tmp_path):
+def test_cached_versions_stay_available_without_the_bucket(server, store, tmp_path):
     store.publish("m", DESCRIPTION, CONTENT)
     store.publish("m", DESCRIPTION, CONTENT)
     store.set_alias("m", "champion", "1")
@@ -195,10 +190,10 @@ def test_without_the_bucket_what_was_seen_and_copied_goes_on(server, store, tmp_
         with pytest.raises(StoreError):
             reader.open("m", "1")
     assert reader.versions("m") == ["2"]
-    other = server.store(tmp_path / "empty")
+    new_reader = server.store(tmp_path / "empty")
     with pytest.raises(StoreUnreachable):
-        other.storage.refresh()
-    assert not other.storage.has_listing
+        new_reader.storage.refresh()
+    assert not new_reader.storage.has_listing
     server.is_reachable = True
     reader.storage.refresh()
     assert (reader.versions("m"), reader.aliases("m")) == (
@@ -207,23 +202,23 @@ def test_without_the_bucket_what_was_seen_and_copied_goes_on(server, store, tmp_
     )
 
 
-def test_an_error_holds_nothing_that_the_library_said(server, store):
+def test_error_does_not_contain_library_message(server, store):
     server.is_reachable = False
-    for use in (
+    for operation in (
         store.names,
         lambda: store.open("m", "1"),
         lambda: store.publish("m", DESCRIPTION, CONTENT),
     ):
-        with pytest.raises(StoreUnreachable) as raised:
-            use()
-        assert SECRET not in f"{raised.value!r}"
-        assert raised.value.__cause__ is None and raised.value.__suppress_context__
+        with pytest.raises(StoreUnreachable) as exc_info:
+            operation()
+        assert SECRET not in f"{exc_info.value!r}"
+        assert exc_info.value.__cause__ is None and exc_info.value.__suppress_context__
 
 
-# Copies
+# Local copies
 
 
-def test_a_version_is_downloaded_once_and_verified(server, store, tmp_path):
+def test_version_is_downloaded_once_and_verified(server, store, tmp_path):
     store.publish("m", DESCRIPTION, CONTENT)
     store.open("m", "1")
     server.requests.clear()
@@ -236,7 +231,7 @@ def test_a_version_is_downloaded_once_and_verified(server, store, tmp_path):
     assert not [*(tmp_path / "other").rglob("*.onnx")]
 
 
-def test_a_download_ends_when_the_process_is_about_to(server, store, tmp_path):
+def test_closing_the_storage_stops_a_download(server, store, tmp_path):
     store.publish("m", DESCRIPTION, CONTENT)
     reader = server.store(tmp_path / "reader")
     server.before_get = lambda path: reader.storage.close() if path.endswith(".onnx") else None
@@ -245,28 +240,27 @@ def test_a_download_ends_when_the_process_is_about_to(server, store, tmp_path):
     assert [*(tmp_path / "reader").rglob("*.onnx")] == []
 
 
-def test_versions_are_downloaded_at_the_same_time_within_the_size_limit(server, store, tmp_path):
+def test_versions_download_concurrently_within_the_size_limit(server, store, tmp_path):
     for _ in range(2):
         store.publish("m", DESCRIPTION, CONTENT)
-    opened = []
+    errors = []
 
-    def open_other(path):
+    def open_second_version(path):
         if path == "m/1/network.onnx":
             for cache_bytes in (1 << 30, 2 * SIZE - 1):
-                other = server.store(tmp_path / "reader", cache_bytes)
-                opened.append(pool.submit(other.open, "m", "2").exception(timeout=10))
-                other.storage.cache._delete(other.storage.scratch / "m" / "2", even_locked=True)
+                reader = server.store(tmp_path / "reader", cache_bytes)
+                errors.append(pool.submit(reader.open, "m", "2").exception(timeout=10))
+                reader.storage.cache._delete(reader.storage.scratch / "m" / "2", even_locked=True)
 
-    server.before_get = open_other
+    server.before_get = open_second_version
     with ThreadPoolExecutor() as pool:
         assert server.store(tmp_path / "reader").open("m", "1").files == CONTENT
-    assert opened[0] is None
-    assert "DUBITO_CACHE_BYTES" in str(opened[1])
+    assert errors[0] is None
+    assert "DUBITO_CACHE_BYTES" in str(errors[1])
 
 
-def test_versions_of_objects_go_with_their_tags(store, server):
-    """Google's buckets tell what has changed by numbered versions, which a replacement must
-    name."""
+def test_replacement_passes_object_version_with_e_tag(store, server):
+    """Google buckets detect changes by version number, so replacements pass it."""
     modes, put = [], server.put
     server.put = lambda path, content, mode="overwrite": (
         modes.append(mode) or put(path, content, mode)
@@ -281,7 +275,7 @@ def test_versions_of_objects_go_with_their_tags(store, server):
 
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize("damage", [b"other", b"the bytes of network.ONNX", None])
-def test_a_damaged_copy_is_fetched_again(server, store, tmp_path, damage, is_known):
+def test_damaged_copy_is_downloaded_again(server, store, tmp_path, damage, is_known):
     store.publish("m", DESCRIPTION, CONTENT)
     (copy,) = (store.open("m", "1").folder.parent / "1").glob("network.onnx")
     copy.unlink()
@@ -292,7 +286,7 @@ def test_a_damaged_copy_is_fetched_again(server, store, tmp_path, damage, is_kno
     assert copy.read_bytes() == CONTENT["network.onnx"]
 
 
-def test_another_version_of_the_same_number_is_no_copy(server, store, tmp_path):
+def test_recreated_version_with_same_number_does_not_reuse_copy(server, store, tmp_path):
     store.publish("m", DESCRIPTION, CONTENT)
     stored = store.open("m", "1")
     store.delete("m", force=True)
@@ -302,7 +296,7 @@ def test_another_version_of_the_same_number_is_no_copy(server, store, tmp_path):
     assert stored.files == CONTENT
 
 
-def test_copies_are_bounded_and_what_is_held_or_named_stays(server, tmp_path):
+def test_cache_is_bounded_and_retains_open_and_aliased_versions(server, tmp_path):
     for _ in range(6):
         manifest = server.store(tmp_path / "cache").publish("m", DESCRIPTION, CONTENT)
     store = server.store(
@@ -312,7 +306,7 @@ def test_copies_are_bounded_and_what_is_held_or_named_stays(server, tmp_path):
     store.storage.refresh()
     copies = tmp_path / "cache" / store.storage.scratch.name / "m"
 
-    def list_keys():
+    def list_versions():
         return sorted(entry.name for entry in copies.iterdir() if entry.name.isdigit())
 
     stored = store.open("m", "1")
@@ -323,29 +317,29 @@ def test_copies_are_bounded_and_what_is_held_or_named_stays(server, tmp_path):
             sum(file.stat().st_size for file in copies.rglob("*") if file.is_file())
             <= store.storage.cache.max_bytes
         )
-        assert "1" in list_keys() and version in list_keys()
-    assert list_keys() == ["1", "2", "5"]
+        assert "1" in list_versions() and version in list_versions()
+    assert list_versions() == ["1", "2", "5"]
     del stored
     store.open("m", "6")
-    assert "6" in list_keys() and len(list_keys()) == 3
+    assert "6" in list_versions() and len(list_versions()) == 3
     with pytest.raises(StoreError, match="DUBITO_CACHE_BYTES: expected room for"):
         server.store(tmp_path / "small", SIZE - 1).open("m", "6")
     assert [*(tmp_path / "small").rglob("network.onnx")] == []
 
 
-def test_what_a_killed_download_left_is_cleared(server, store, tmp_path):
+def test_leftovers_of_killed_download_are_deleted(server, store, tmp_path):
     store.publish("m", DESCRIPTION, CONTENT)
-    left = store.storage.scratch / "m" / ".draft-abc"
-    left.mkdir(parents=True)
-    (left / "network.onnx").write_bytes(b"half")
+    draft = store.storage.scratch / "m" / ".draft-abc"
+    draft.mkdir(parents=True)
+    (draft / "network.onnx").write_bytes(b"half")
     store.open("m", "1")
-    assert not left.exists()
+    assert not draft.exists()
 
 
 @pytest.mark.parametrize(
     "text", [b"", b"[]", b"{", b'{"versions": 3}', b'{"versions": {"../x": ["1"]}, "aliases": {}}']
 )
-def test_lists_that_are_damaged_are_as_if_there_were_none(server, store, tmp_path, text):
+def test_damaged_listing_file_is_ignored(server, store, tmp_path, text):
     store.publish("m", DESCRIPTION, CONTENT)
     store.storage.refresh()
     store.open("m", "1")
@@ -357,7 +351,7 @@ def test_lists_that_are_damaged_are_as_if_there_were_none(server, store, tmp_pat
     assert not reader.storage.has_listing or reader.names() == []
 
 
-def test_a_disk_that_takes_no_copy_is_named_by_its_setting(server, store, tmp_path, monkeypatch):
+def test_cache_write_errors_name_the_setting(server, store, tmp_path, monkeypatch):
     store.publish("m", DESCRIPTION, CONTENT)
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(
@@ -365,18 +359,18 @@ def test_a_disk_that_takes_no_copy_is_named_by_its_setting(server, store, tmp_pa
     ):
         server.store(tmp_path / "file").open("m", "1")
 
-    def full(*_):
+    def raise_disk_full(*_):
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as changes:
-        changes.setattr("model_store.artifacts.cache.write_synced", full)
+    with monkeypatch.context() as patch:
+        patch.setattr("model_store.artifacts.cache.write_synced", raise_disk_full)
         with pytest.raises(StoreError, match="got: No space left on device"):
             store.open("m", "1")
     assert [*(tmp_path / "cache").rglob("network.onnx")] == []
     assert store.open("m", "1").files == CONTENT
 
 
-def test_copies_of_two_buckets_are_apart(tmp_path):
+def test_buckets_have_separate_caches(tmp_path):
     first, second = (
         open_store(url, cache=tmp_path).storage.scratch for url in ("s3://a/x", "s3://b/x")
     )
@@ -397,28 +391,28 @@ def test_copies_of_two_buckets_are_apart(tmp_path):
         "az://b/x?sig=secret",
     ],
 )
-def test_what_is_no_url_of_a_bucket_is_refused_and_what_is_secret_in_it_not_repeated(url):
+def test_invalid_bucket_url_is_refused_without_repeating_secrets(url):
     with pytest.raises(
         InvalidInput, match="DUBITO_STORE: expected a folder, or a URL such as"
-    ) as raised:
+    ) as exc_info:
         open_store(url)
-    assert "secret" not in str(raised.value)
+    assert "secret" not in str(exc_info.value)
 
 
-def test_a_missing_extra_is_named(monkeypatch):
-    real = builtins.__import__
+def test_error_names_missing_extra(monkeypatch):
+    original_import = builtins.__import__
 
-    def without(name, *rest, **more):
+    def import_without_obstore(name, *args, **kwargs):
         if name.startswith("obstore"):
             raise ImportError(name)
-        return real(name, *rest, **more)
+        return original_import(name, *args, **kwargs)
 
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr(builtins, "__import__", import_without_obstore)
     with pytest.raises(InvalidInput, match="the package of the extra `bucket`"):
         Objects.from_url("s3://bucket/prefix")
 
 
-def test_plain_http_is_refused_unless_it_is_allowed(monkeypatch, tmp_path):
+def test_plain_http_requires_aws_allow_http(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
@@ -432,20 +426,20 @@ def test_plain_http_is_refused_unless_it_is_allowed(monkeypatch, tmp_path):
         open_store("s3://bucket/x", cache=tmp_path).names()
 
 
-def test_reports_without_the_bucket_are_not_there(server, store):
+def test_reports_are_unavailable_without_the_bucket(server, store):
     store.publish("m", DESCRIPTION, CONTENT)
     publish_report(store, "m", "1", {"seed": 1}, b"page")
     store.storage.refresh()
     assert evaluation_report(store, "m", "1").report["seed"] == 1
     server.is_reachable = False
-    actual = evaluation_report(store, "m", "1")
+    report = evaluation_report(store, "m", "1")
     with pytest.raises(StoreUnreachable):
-        actual.read("report.html")
+        report.read("report.html")
     with pytest.raises(NotFound):
-        actual.read("other")
+        report.read("other")
 
 
-def test_a_folder_is_measured_while_its_folders_are_renamed(tmp_path):
+def test_folder_size_is_measured_during_renames(tmp_path):
     for n in range(20):
         (tmp_path / f"draft-{n}").mkdir()
         (tmp_path / f"draft-{n}" / "network.onnx").write_bytes(bytes(10))
@@ -456,8 +450,8 @@ def test_a_folder_is_measured_while_its_folders_are_renamed(tmp_path):
                 (tmp_path / f"{source}-{n}").rename(tmp_path / f"{target}-{n}")
 
     with ThreadPoolExecutor(1) as pool:
-        renaming = pool.submit(rename)
-        while not renaming.done():
+        renames = pool.submit(rename)
+        while not renames.done():
             assert folder_bytes(tmp_path) % 10 == 0
-        renaming.result()
+        renames.result()
     assert folder_bytes(tmp_path) == 200

@@ -13,9 +13,9 @@ def test_columns_that_do_not_fill_a_row_are_refused():
         InputSpec.model_validate({**spec, "shape": [2]})
 
 
-# What a reader takes where a manifest does not say it, as model_store/README.md has it: versions
-# stay as they were.
-UNSAID = {
+# Defaults of fields that a manifest can omit (model_store/README.md). They must not change, because
+# published versions rely on them.
+DEFAULTS = {
     "ImageSpec.resize": False,
     "ImageSpec.fit": "stretch",
     "ImageSpec.interpolation": "bilinear",
@@ -32,7 +32,7 @@ UNSAID = {
 }
 
 
-def test_what_a_manifest_does_not_say_means_what_it_meant_before_it_could_be_said():
+def test_defaults_of_omitted_fields_do_not_change():
     records = [
         item
         for item in vars(manifest).values()
@@ -44,5 +44,5 @@ def test_what_a_manifest_does_not_say_means_what_it_meant_before_it_could_be_sai
         for name, field in record.model_fields.items()
         if name != "kind" and not field.is_required() and record is not manifest.Manifest
     }
-    message = {name: value for name, value in optional.items() if value not in (None, (), {})}
-    assert message == UNSAID
+    defaults = {name: value for name, value in optional.items() if value not in (None, (), {})}
+    assert defaults == DEFAULTS

@@ -5,21 +5,21 @@ from model_store.artifacts.storage import REPORT
 from model_store.errors import BrokenArtifact, NotFound
 
 
-def test_only_files_of_the_report_are_read(published):
+def test_only_report_files_can_be_read(published):
     publish_report(published, "m", "1", {}, b"1")
-    actual = evaluation_report(published, "m", "1")
-    folder = published.root / actual.path
+    report = evaluation_report(published, "m", "1")
+    folder = published.root / report.path
     (folder / "secret").write_bytes(b"secret")
     for file in ("secret", "../../../1/manifest.json", "/etc/passwd", "", ".", f"{PAGE}/"):
         with pytest.raises(NotFound):
-            actual.read(file)
+            report.read(file)
     (folder / PAGE).unlink()
     (folder / PAGE).symlink_to(folder / "secret")
     with pytest.raises(NotFound):
-        actual.read(PAGE)
+        report.read(PAGE)
 
 
-def test_unknown_versions_are_refused_and_nothing_is_written(published):
+def test_unknown_versions_are_refused_without_writing(published):
     for version in ("2", "latest", "../1"):
         with pytest.raises(NotFound):
             publish_report(published, "m", version if version != "latest" else "3", {}, b"")
@@ -29,8 +29,8 @@ def test_unknown_versions_are_refused_and_nothing_is_written(published):
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
-def test_a_damaged_report_is_named(published, content):
-    actual = publish_report(published, "m", "1", {}, b"")
-    (published.root / actual.path / REPORT).write_bytes(content)
+def test_error_names_damaged_report(published, content):
+    report = publish_report(published, "m", "1", {}, b"")
+    (published.root / report.path / REPORT).write_bytes(content)
     with pytest.raises(BrokenArtifact, match=r"m version 1: report\.json"):
         evaluation_report(published, "m", "1")

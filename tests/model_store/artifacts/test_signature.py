@@ -27,7 +27,7 @@ from tests.support.environment import run_store
 from tests.support.stores import tiny_description, tiny_files
 
 UNSIGNED = f"{SIGNATURE}: there is none: the version is not signed"
-NOT_OURS = f"{SIGNATURE}: no signature of this version by a trusted key"
+UNTRUSTED = f"{SIGNATURE}: no signature of this version by a trusted key"
 
 
 @pytest.fixture
@@ -36,119 +36,122 @@ def key():
 
 
 @pytest.fixture
-def trusting(store, key):
+def signed_store(store, key):
     for name, version in (("m", "1"), ("m", "2"), ("n", "1")):
         assert store.publish(name, tiny_description(), tiny_files()).version == version
         store.sign(name, version, key)
     return ModelStore(store.root, TrustedKeys((key.public_key(),)))
 
 
-def get_signature(store, name, version):
+def get_signature_path(store, name, version):
     return store.root / name / version / SIGNATURE
 
 
 def assert_refused(store, name, version, reason):
     for read in (store.manifest, store.open):
-        with pytest.raises(BrokenArtifact) as raised:
+        with pytest.raises(BrokenArtifact) as exc_info:
             read(name, version)
-        assert str(raised.value) == f"model {name} version {version}: {reason}"
+        assert str(exc_info.value) == f"model {name} version {version}: {reason}"
 
 
-def test_the_signature_is_that_of_the_format(trusting, key):
-    digest = json.loads((trusting.root / "m" / "2" / "manifest.json").read_text())["digest"]
+def test_signature_covers_name_version_and_digest(signed_store, key):
+    digest = json.loads((signed_store.root / "m" / "2" / "manifest.json").read_text())["digest"]
     text = f"dubito version 1\nm\n2\n{digest}\n".encode()
-    key.public_key().verify(get_signature(trusting, "m", "2").read_bytes(), text)
+    key.public_key().verify(get_signature_path(signed_store, "m", "2").read_bytes(), text)
 
 
-def test_every_changed_byte_of_a_signature_is_found(trusting):
-    path = get_signature(trusting, "m", "1")
-    full = path.read_bytes()
-    assert len(full) == 64
+def test_any_changed_byte_of_signature_is_refused(signed_store):
+    path = get_signature_path(signed_store, "m", "1")
+    signature = path.read_bytes()
+    assert len(signature) == 64
     for position in range(64):
-        changed = bytearray(full)
-        changed[position] ^= 1 << position % 8
-        path.write_bytes(changed)
-        assert_refused(trusting, "m", "1", NOT_OURS)
-    for changed in (full[:-1], full + b"\0", b""):
-        path.write_bytes(changed)
-        assert_refused(trusting, "m", "1", NOT_OURS)
+        variant = bytearray(signature)
+        variant[position] ^= 1 << position % 8
+        path.write_bytes(variant)
+        assert_refused(signed_store, "m", "1", UNTRUSTED)
+    for variant in (signature[:-1], signature + b"\0", b""):
+        path.write_bytes(variant)
+        assert_refused(signed_store, "m", "1", UNTRUSTED)
 
 
-def test_changed_files_with_a_manifest_made_right_are_refused(trusting):
-    shutil.rmtree(trusting.root / "m" / "1")
-    other = ModelStore(trusting.root.parent / "other")
-    other.publish("m", tiny_description(), tiny_files() | {"network.onnx": b"another"})
-    shutil.copytree(other.root / "m" / "1", trusting.root / "m" / "1")
-    assert_refused(trusting, "m", "1", UNSIGNED)
-    shutil.copy(get_signature(trusting, "m", "2"), get_signature(trusting, "m", "1"))
-    assert_refused(trusting, "m", "1", NOT_OURS)
+def test_changed_files_with_matching_manifest_are_refused(signed_store):
+    shutil.rmtree(signed_store.root / "m" / "1")
+    forged_store = ModelStore(signed_store.root.parent / "other")
+    forged_store.publish("m", tiny_description(), tiny_files() | {"network.onnx": b"another"})
+    shutil.copytree(forged_store.root / "m" / "1", signed_store.root / "m" / "1")
+    assert_refused(signed_store, "m", "1", UNSIGNED)
+    shutil.copy(
+        get_signature_path(signed_store, "m", "2"), get_signature_path(signed_store, "m", "1")
+    )
+    assert_refused(signed_store, "m", "1", UNTRUSTED)
 
 
-def test_signatures_of_other_versions_and_names_are_refused(trusting):
-    """Also where name and version are all that differ: manifests that were rewritten to say the
-    same."""
-    places = [("m", "1"), ("m", "2"), ("n", "1")]
-    signatures = {place: get_signature(trusting, *place).read_bytes() for place in places}
-    for place in places:
-        for other in places:
-            get_signature(trusting, *place).write_bytes(signatures[other])
-            if place == other:
-                assert trusting.open(*place).files == tiny_files()
+def test_signature_of_another_version_or_model_is_refused(signed_store):
+    """The manifests differ only in name and version."""
+    versions = [("m", "1"), ("m", "2"), ("n", "1")]
+    signatures = {
+        target: get_signature_path(signed_store, *target).read_bytes() for target in versions
+    }
+    for target in versions:
+        for source in versions:
+            get_signature_path(signed_store, *target).write_bytes(signatures[source])
+            if target == source:
+                assert signed_store.open(*target).files == tiny_files()
             else:
-                assert_refused(trusting, *place, NOT_OURS)
+                assert_refused(signed_store, *target, UNTRUSTED)
 
 
-def test_a_version_may_have_signatures_by_several_keys(trusting, key):
-    other = Ed25519PrivateKey.generate()
-    trusting.sign("m", "1", other)
-    assert trusting.open("m", "1").files == tiny_files()
+def test_version_can_have_signatures_by_several_keys(signed_store, key):
+    other_key = Ed25519PrivateKey.generate()
+    signed_store.sign("m", "1", other_key)
+    assert signed_store.open("m", "1").files == tiny_files()
     assert_refused(
-        ModelStore(trusting.root, TrustedKeys((other.public_key(),))), "m", "2", NOT_OURS
+        ModelStore(signed_store.root, TrustedKeys((other_key.public_key(),))), "m", "2", UNTRUSTED
     )
     assert (
-        ModelStore(trusting.root, TrustedKeys((other.public_key(),))).open("m", "1").files
+        ModelStore(signed_store.root, TrustedKeys((other_key.public_key(),))).open("m", "1").files
         == tiny_files()
     )
-    before = get_signature(trusting, "m", "1").read_bytes()
-    trusting.sign("m", "1", key)  # again
-    assert sorted(split_signatures(get_signature(trusting, "m", "1").read_bytes())) == sorted(
-        split_signatures(before)
-    )
+    before = get_signature_path(signed_store, "m", "1").read_bytes()
+    signed_store.sign("m", "1", key)  # repeated
+    assert sorted(
+        split_signatures(get_signature_path(signed_store, "m", "1").read_bytes())
+    ) == sorted(split_signatures(before))
     for _ in range(8):
-        trusting.sign("m", "1", Ed25519PrivateKey.generate())
-    assert_refused(trusting, "m", "1", NOT_OURS)  # the oldest signatures were dropped
-    trusting.sign("m", "1", key)
-    assert trusting.open("m", "1").files == tiny_files()
-    assert not [*(trusting.root / "m").glob(".draft-*")]
+        signed_store.sign("m", "1", Ed25519PrivateKey.generate())
+    assert_refused(signed_store, "m", "1", UNTRUSTED)  # the oldest signatures were dropped
+    signed_store.sign("m", "1", key)
+    assert signed_store.open("m", "1").files == tiny_files()
+    assert not [*(signed_store.root / "m").glob(".draft-*")]
 
 
-def test_what_is_broken_or_not_there_is_not_signed(trusting, key):
-    (trusting.root / "m" / "1" / "network.onnx").write_bytes(b"")
+def test_broken_or_missing_versions_are_not_signed(signed_store, key):
+    (signed_store.root / "m" / "1" / "network.onnx").write_bytes(b"")
     with pytest.raises(BrokenArtifact, match=r"network\.onnx"):
-        trusting.sign("m", "1", key)
+        signed_store.sign("m", "1", key)
     with pytest.raises(NotFound):
-        trusting.sign("m", "9", key)
+        signed_store.sign("m", "9", key)
     with pytest.raises(NotFound):
-        trusting.sign("nothing", "1", key)
-    assert not (trusting.root / "nothing").exists()
+        signed_store.sign("nothing", "1", key)
+    assert not (signed_store.root / "nothing").exists()
 
 
-def test_a_link_or_a_pipe_in_place_of_a_signature_is_refused_without_waiting(trusting):
-    path = get_signature(trusting, "m", "1")
-    path.rename(trusting.root / "elsewhere")
-    path.symlink_to(trusting.root / "elsewhere")
+def test_symlink_or_pipe_as_signature_is_refused_without_blocking(signed_store):
+    path = get_signature_path(signed_store, "m", "1")
+    path.rename(signed_store.root / "elsewhere")
+    path.symlink_to(signed_store.root / "elsewhere")
     with pytest.raises(BrokenArtifact, match=SIGNATURE):
-        trusting.manifest("m", "1")
+        signed_store.manifest("m", "1")
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(BrokenArtifact, match=SIGNATURE):
-        trusting.manifest("m", "1")
+        signed_store.manifest("m", "1")
 
 
 # Keys
 
 
-def test_a_pair_of_keys_is_written_once_and_read_back(tmp_path, store):
+def test_key_pair_is_written_once_and_read_back(tmp_path, store):
     private, public = tmp_path / "signing.pem", tmp_path / "signing.pem.pub"
     assert write_key_pair(private) == public
     assert (private.stat().st_mode & 0o777, public.stat().st_mode & 0o077) == (0o600, 0o044)
@@ -164,15 +167,15 @@ def test_a_pair_of_keys_is_written_once_and_read_back(tmp_path, store):
     assert (private.read_bytes(), public.read_bytes()) == content
 
 
-def pem_files(folder):
-    key, other = Ed25519PrivateKey.generate(), X25519PrivateKey.generate()
-    form = (Encoding.PEM, PrivateFormat.PKCS8)
+def write_pem_files(folder):
+    key, x25519_key = Ed25519PrivateKey.generate(), X25519PrivateKey.generate()
+    encoding = (Encoding.PEM, PrivateFormat.PKCS8)
     contents = {
-        "private": key.private_bytes(*form, NoEncryption()),
-        "locked": key.private_bytes(*form, BestAvailableEncryption(b"passphrase")),
+        "private": key.private_bytes(*encoding, NoEncryption()),
+        "locked": key.private_bytes(*encoding, BestAvailableEncryption(b"passphrase")),
         "public": key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo),
-        "other": other.private_bytes(*form, NoEncryption()),
-        "other public": other.public_key().public_bytes(
+        "other": x25519_key.private_bytes(*encoding, NoEncryption()),
+        "other public": x25519_key.public_key().public_bytes(
             Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
         ),
         "empty": b"",
@@ -183,50 +186,50 @@ def pem_files(folder):
     return {*contents, "missing", "."}
 
 
-def test_files_that_hold_no_such_key_are_refused_by_field(tmp_path):
-    for read, good in ((read_private_key, "private"), (read_trusted_keys, "public")):
-        for name in pem_files(tmp_path) - {good}:
+def test_files_without_the_expected_key_are_refused(tmp_path):
+    for read_key, valid_name in ((read_private_key, "private"), (read_trusted_keys, "public")):
+        for name in write_pem_files(tmp_path) - {valid_name}:
             with pytest.raises(
                 InvalidInput,
                 match=r"^--key: expected (a file that can be read|a private|public )",
             ):
-                read(tmp_path / name, "--key")
+                read_key(tmp_path / name, "--key")
 
 
-def write_public(path, *keys):
+def write_public_keys(path, *keys):
     path.parent.mkdir(parents=True, exist_ok=True)
-    form = Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
-    path.write_bytes(b"\n".join(key.public_key().public_bytes(*form) for key in keys))
+    encoding = Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
+    path.write_bytes(b"\n".join(key.public_key().public_bytes(*encoding) for key in keys))
     return path
 
 
-def test_keys_rotate_with_several_trusted_keys_in_a_file_or_a_folder(trusting, key, tmp_path):
-    new = Ed25519PrivateKey.generate()
-    trusting.sign("m", "2", new)
-    file = write_public(tmp_path / "both.pub", new, key)
-    folder = write_public(tmp_path / "keys" / "old.pub", key).parent
-    write_public(folder / "new.pub", new)
-    for place in (file, folder):
-        trusted = read_trusted_keys(place, "--key")
+def test_keys_rotate_with_several_trusted_keys_in_file_or_folder(signed_store, key, tmp_path):
+    new_key = Ed25519PrivateKey.generate()
+    signed_store.sign("m", "2", new_key)
+    file = write_public_keys(tmp_path / "both.pub", new_key, key)
+    folder = write_public_keys(tmp_path / "keys" / "old.pub", key).parent
+    write_public_keys(folder / "new.pub", new_key)
+    for path in (file, folder):
+        trusted = read_trusted_keys(path, "--key")
         assert len(trusted.keys) == 2
-        store = ModelStore(trusting.root, trusted)
+        store = ModelStore(signed_store.root, trusted)
         assert {v: store.manifest("m", v).version for v in "12"} == {"1": "1", "2": "2"}
     file.write_bytes(file.read_bytes() + b"-----BEGIN PUBLIC KEY-----\n!\n-----END PUBLIC KEY-----")
     with pytest.raises(InvalidInput, match="--key: expected public Ed25519 keys in PEM"):
         read_trusted_keys(file, "--key")
 
 
-def test_a_key_in_the_folder_of_a_model_counts_only_for_this_model(trusting, key, tmp_path):
-    write_public(tmp_path / "keys" / "n" / "publisher.pub", key)
-    store = ModelStore(trusting.root, read_trusted_keys(tmp_path / "keys", "--key"))
+def test_key_in_model_folder_is_trusted_only_for_that_model(signed_store, key, tmp_path):
+    write_public_keys(tmp_path / "keys" / "n" / "publisher.pub", key)
+    store = ModelStore(signed_store.root, read_trusted_keys(tmp_path / "keys", "--key"))
     assert store.open("n", "1").files == tiny_files()
-    assert_refused(store, "m", "1", NOT_OURS)
+    assert_refused(store, "m", "1", UNTRUSTED)
 
 
-# The commands
+# Commands
 
 
-def test_the_commands_make_a_key_sign_and_verify(store, tmp_path):
+def test_commands_create_key_sign_and_verify(store, tmp_path):
     for _ in range(2):
         store.publish("m", tiny_description(), tiny_files())
     key, public = tmp_path / "key", tmp_path / "key.pub"
@@ -244,6 +247,6 @@ def test_the_commands_make_a_key_sign_and_verify(store, tmp_path):
         "m version 1: whole",
         "m version 2: whole",
     ]
-    wrong = run_store(store, "sign", "m", "--key", public)
-    assert wrong.returncode == 2
-    assert wrong.stderr.startswith("error: --key: expected a private Ed25519 key")
+    failure = run_store(store, "sign", "m", "--key", public)
+    assert failure.returncode == 2
+    assert failure.stderr.startswith("error: --key: expected a private Ed25519 key")

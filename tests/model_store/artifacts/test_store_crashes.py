@@ -10,16 +10,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from model_store.artifacts.signature import TrustedKeys
 from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact, StoreUnreachable
-from tests.support.disk import DISK_FULL, LOSSES, stopping
+from tests.support.disk import DISK_FULL, LOSSES, crashing_disk
 from tests.support.environment import ROOT
 from tests.support.faulty_bucket import FaultyBucket, Killed
 from tests.support.stores import tiny_description, tiny_files
 
 DESCRIPTION = tiny_description()
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
-MAX_CHANGES = 1000  # more than any operation makes
+MAX_CHANGES = 1000  # exceeds the number that any operation makes
 
-# Operations on a store with versions 1 to 3 of `m`; the alias `champion` names version 1.
+# Operations on a store with versions 1 to 3 of `m`; the alias `champion` points to version 1.
 OPERATIONS = {
     "publish": lambda store: store.publish("m", DESCRIPTION, tiny_files()),
     "new alias": lambda store: store.set_alias("m", "candidate", "2"),
@@ -46,7 +46,7 @@ class FolderWithFaults:
         return ModelStore(self.folder / "models", trusted)
 
     def fail_at(self, position, operation):
-        with stopping(self.folder, position, self.loss) as disk:
+        with crashing_disk(self.folder, position, self.loss) as disk:
             operation(self.open())
         return disk.calls < position
 
@@ -75,7 +75,7 @@ class BucketWithFaults:
         return self.server.changes < position
 
     def find_leftovers(self):
-        return []  # the next writer deletes them a day later
+        return []  # a later writer deletes leftovers after a day
 
 
 FAULTS = {
@@ -83,8 +83,8 @@ FAULTS = {
         loss: lambda folder, loss=loss: FolderWithFaults(folder, loss)
         for loss in (*LOSSES, DISK_FULL)
     },
-    "writer killed": lambda folder: BucketWithFaults(folder, "stops_at"),
-    "answer lost": lambda folder: BucketWithFaults(folder, "loses_answer_to"),
+    "writer killed": lambda folder: BucketWithFaults(folder, "kill_at"),
+    "answer lost": lambda folder: BucketWithFaults(folder, "lose_response_at"),
 }
 
 
@@ -94,12 +94,12 @@ def _publish_three(store):
     store.set_alias("m", "champion", "1")
 
 
-def read(open_store):
-    store, trusting = open_store(), open_store(TrustedKeys((KEY.public_key(),)))
+def read_state(open_store):
+    store, strict_store = open_store(), open_store(TrustedKeys((KEY.public_key(),)))
 
     def read_version(name, version):
         try:
-            return trusting.open(name, version).files | {"signed": True}
+            return strict_store.open(name, version).files | {"signed": True}
         except BrokenArtifact:
             return store.open(name, version).files | {"signed": False}
 
@@ -114,34 +114,32 @@ def read(open_store):
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_an_operation_that_fails_at_any_change_leaves_the_state_before_or_after(
-    tmp_path, operation, fault
-):
-    place = FAULTS[fault](tmp_path / "place")
-    place.fill()
-    before = read(place.open)
-    OPERATIONS[operation](place.open())
-    after = read(place.open)
-    legal = [before, after]
-    if operation == "publish":  # the version is there before `latest` names it
-        legal.append({"m": (after["m"][0], before["m"][1])})
+def test_failed_operation_leaves_state_before_or_after(tmp_path, operation, fault):
+    target = FAULTS[fault](tmp_path / "place")
+    target.fill()
+    before = read_state(target.open)
+    OPERATIONS[operation](target.open())
+    after = read_state(target.open)
+    allowed_states = [before, after]
+    if operation == "publish":  # the version appears before `latest` moves
+        allowed_states.append({"m": (after["m"][0], before["m"][1])})
     if operation == "keep":  # versions are deleted one by one
-        rest = {number: files for number, files in before["m"][0].items() if number != "1"}
-        legal.append({"m": (rest, before["m"][1])})
+        remaining = {number: files for number, files in before["m"][0].items() if number != "1"}
+        allowed_states.append({"m": (remaining, before["m"][1])})
     if operation == "delete":
-        legal.append({"m": (before["m"][0], after["m"][1])})
+        allowed_states.append({"m": (before["m"][0], after["m"][1])})
     outcomes = []
     for position in range(1, MAX_CHANGES):
-        place.fill()
-        is_complete = place.fail_at(position, OPERATIONS[operation])
-        state = read(place.open)
-        assert state in legal, f"failed at change {position}"
-        outcomes.append(legal.index(state))
-        store = place.open()
+        target.fill()
+        is_complete = target.fail_at(position, OPERATIONS[operation])
+        state = read_state(target.open)
+        assert state in allowed_states, f"failed at change {position}"
+        outcomes.append(allowed_states.index(state))
+        store = target.open()
         version = store.publish("m", DESCRIPTION, tiny_files()).version
         assert store.resolve("m") == version == max(store.versions("m"), key=int)
         assert store.open("m", version).files == tiny_files()
-        assert place.find_leftovers() == []
+        assert target.find_leftovers() == []
         if is_complete:
             break
     assert {*outcomes} >= {0, 1} or fault == "answer lost"
@@ -149,9 +147,9 @@ def test_an_operation_that_fails_at_any_change_leaves_the_state_before_or_after(
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_the_first_version_of_a_new_store_is_durable(tmp_path, loss):
+def test_first_version_of_new_store_is_durable(tmp_path, loss):
     store = ModelStore(tmp_path / "somewhere" / "models")
-    with stopping(tmp_path, None, loss):
+    with crashing_disk(tmp_path, None, loss):
         store.publish("m", DESCRIPTION, tiny_files())
     assert store.open("m", store.resolve("m")).files == tiny_files()
 
@@ -172,7 +170,7 @@ while True:
 """
 
 
-def test_processes_that_are_killed_leave_whole_versions(store):
+def test_killed_writers_leave_complete_versions(store):
     command = [sys.executable, "-c", WRITER, str(store.root), DESCRIPTION.model_dump_json()]
     writers = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) for _ in range(2)]
     numbers = [int(writer.stdout.readline()) for writer in writers for _ in range(3)]

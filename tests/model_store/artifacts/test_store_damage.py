@@ -24,15 +24,15 @@ def _link(path):
     path.symlink_to(path.parent.parent / "elsewhere")
 
 
-def _replace_by(make):
+def _replace_by(create):
     def damage(path):
         path.unlink()
-        make(path)
+        create(path)
 
     return damage
 
 
-# Damage of any file of a version, the manifest included, and the reason in the error.
+# Ways to damage any file of a version, including the manifest, and the reason in the error.
 DAMAGES = {
     "missing": (lambda path: path.unlink(), "No such file"),
     "folder": (_replace_by(lambda path: path.mkdir()), "directory"),
@@ -43,29 +43,29 @@ DAMAGES = {
 
 @pytest.mark.parametrize("file", [*FILES, MANIFEST])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_file_that_is_not_a_regular_file_is_refused(published, damage, file):
-    do, reason = DAMAGES[damage]
-    do(published.root / "m" / "1" / file)
+def test_missing_or_irregular_file_is_refused(published, damage, file):
+    damage_file, reason = DAMAGES[damage]
+    damage_file(published.root / "m" / "1" / file)
     assert_broken(published, file, reason)
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_every_changed_byte_and_every_other_length_is_refused(published, file):
+def test_any_changed_byte_or_length_is_refused(published, file):
     path, content = published.root / "m" / "1" / file, CONTENT[file]
-    for changed in flip_each_byte(content):
-        path.write_bytes(changed)
+    for variant in flip_each_byte(content):
+        path.write_bytes(variant)
         assert_broken(published, file, "SHA-256")
-    for changed in [*(content[:length] for length in range(len(content))), content + b"\0"]:
-        path.write_bytes(changed)
-        reason = f"expected {len(content)} bytes as in the manifest, got {len(changed)}"
+    for variant in [*(content[:length] for length in range(len(content))), content + b"\0"]:
+        path.write_bytes(variant)
+        reason = f"expected {len(content)} bytes as in the manifest, got {len(variant)}"
         assert_broken(published, file, reason)
 
 
-def test_changed_bytes_and_truncations_of_the_manifest_are_refused(published):
+def test_corrupt_or_truncated_manifest_is_refused(published):
     path = published.root / "m" / "1" / MANIFEST
     text = path.read_bytes()
-    for changed in islice(flip_each_byte(text), 0, None, 5):
-        path.write_bytes(changed)
+    for variant in islice(flip_each_byte(text), 0, None, 5):
+        path.write_bytes(variant)
         with pytest.raises((BrokenArtifact, UnsupportedFormat), match=r"manifest\.json"):
             published.manifest("m", "1")
     for length in range(0, len(text), 31):
@@ -77,7 +77,7 @@ TEXTS = ["[]", "null", "3", "not JSON", "{}", "[" * 100_000, " " * (1 << 20) + "
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda text: text[:9])
-def test_a_manifest_that_is_no_manifest_is_refused(published, text):
+def test_malformed_manifest_is_refused(published, text):
     (published.root / "m" / "1" / MANIFEST).write_text(text)
     assert_broken(published, MANIFEST, "")
 
@@ -98,26 +98,26 @@ def test_a_manifest_that_is_no_manifest_is_refused(published, text):
         ({"files": {"../../secret": {"sha256": "0" * 64, "size": 1}}}, "files"),
     ],
 )
-def test_a_manifest_with_a_wrong_field_is_refused(published, changes, reason):
+def test_manifest_with_invalid_field_is_refused(published, changes, reason):
     edit_manifest(published, **changes)
     assert_broken(published, MANIFEST, reason)
 
 
 def edit_and_seal(store, **changes):
-    """Edit the manifest of version 1 as another Dubito would have written it."""
+    """Edit the manifest of version 1 and update its digest."""
     edit_manifest(store, **changes, digest=NO_DIGEST)
     text = (store.root / "m" / "1" / MANIFEST).read_bytes()
     edit_manifest(store, digest=manifest_digest(text, NO_DIGEST))
 
 
-def test_unknown_fields_of_a_newer_minor_format_are_ignored(published):
+def test_unknown_fields_of_newer_minor_format_are_ignored(published):
     manifest = published.manifest("m", "1")
     noise = {**manifest.noise.model_dump(), "colour": "white"}
     column = {"name": "a", "kind": "categorical", "categories": ["b"], "origin": "c"}
     spec = {**manifest.input.model_dump(), "shape": [2], "columns": [column]}
     edit_and_seal(published, format_minor=1, hints={"a": [1]}, noise=noise, input=spec)
-    read = published.manifest("m", "1")
-    assert (read.noise, read.input.columns[0].name) == (manifest.noise, "a")
+    actual = published.manifest("m", "1")
+    assert (actual.noise, actual.input.columns[0].name) == (manifest.noise, "a")
     edit_and_seal(published, format_minor=1, method=7)
     with pytest.raises(UnsupportedFormat, match="format_minor: expected up to 0, got 1"):
         published.manifest("m", "1")
@@ -126,7 +126,7 @@ def test_unknown_fields_of_a_newer_minor_format_are_ignored(published):
         published.manifest("m", "1")
 
 
-def test_an_unknown_format_version_is_refused_by_name(published):
+def test_error_names_unknown_format_version(published):
     edit_manifest(published, format_version=999, a_field_of_that_format={})
     message = "model m version 1: manifest.json: format_version: expected 1, got 999"
     for read in (published.open, published.manifest):
@@ -134,7 +134,7 @@ def test_an_unknown_format_version_is_refused_by_name(published):
             read("m", "1")
 
 
-def test_a_file_that_is_not_loaded_is_verified_in_little_memory(store):
+def test_verifying_unloaded_file_takes_little_memory(store):
     file, large = "weights.safetensors", bytes(32 << 20)
     store.publish("m", DESCRIPTION, {**CONTENT, file: large})
     tracemalloc.start()
@@ -150,11 +150,11 @@ SMALL_FILES = ("1/manifest.json", "1/manifest.sig", "aliases/huge", "aliases/.la
 
 
 @pytest.mark.parametrize("file", [*(f"1/{file}" for file in FILES), *SMALL_FILES])
-def test_a_file_of_gigabytes_is_not_read_beyond_its_limit(published, file):
+def test_huge_file_is_not_read_beyond_its_limit(published, file):
     key = Ed25519PrivateKey.generate()
     published.sign("m", "1", key)
-    with (published.root / "m" / file).open("wb") as opened:
-        opened.truncate(8 << 30)  # sparse
+    with (published.root / "m" / file).open("wb") as stream:
+        stream.truncate(8 << 30)  # sparse
     tracemalloc.start()
     try:
         assert published.aliases("m")["latest"] == "1"
@@ -166,7 +166,7 @@ def test_a_file_of_gigabytes_is_not_read_beyond_its_limit(published, file):
         tracemalloc.stop()
 
 
-def test_linked_models_versions_and_aliases_do_not_exist(published, tmp_path):
+def test_symlinked_models_versions_and_aliases_are_ignored(published, tmp_path):
     folder, elsewhere = published.root / "m", tmp_path / "elsewhere"
     elsewhere.write_text("1")
     (published.root / "link").symlink_to(folder)
@@ -177,16 +177,16 @@ def test_linked_models_versions_and_aliases_do_not_exist(published, tmp_path):
     assert published.aliases("m") == {"latest": "1"}
     with pytest.raises(NotFound, match="version: expected one of"):
         published.resolve("m", "2")
-    for use in (
+    for operation in (
         published.versions,
         published.resolve,
         lambda name: published.publish(name, DESCRIPTION, CONTENT),
     ):
         with pytest.raises(NotFound, match="a symbolic link"):
-            use("link")
+            operation("link")
 
 
-def test_a_linked_folder_of_aliases_is_not_followed(published, tmp_path):
+def test_symlinked_alias_folder_is_not_followed(published, tmp_path):
     published.publish("m", DESCRIPTION, CONTENT)
     (published.root / "m" / "aliases").rename(tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "latest").write_text("1")
@@ -196,18 +196,18 @@ def test_a_linked_folder_of_aliases_is_not_followed(published, tmp_path):
 
 def flip_each_byte(content):
     for position in range(len(content)):
-        changed = bytearray(content)
-        changed[position] ^= 1 << (position % 8)
-        yield bytes(changed)
+        variant = bytearray(content)
+        variant[position] ^= 1 << (position % 8)
+        yield bytes(variant)
 
 
 def assert_broken(store, file, reason):
-    with pytest.raises(BrokenArtifact) as raised:
+    with pytest.raises(BrokenArtifact) as exc_info:
         store.open("m", "1")
-    assert raised.value.file == file
-    assert str(raised.value).startswith(f"model m version 1: {file}: ")
-    assert reason in str(raised.value)
-    assert str(store.root) not in str(raised.value)
+    assert exc_info.value.file == file
+    assert str(exc_info.value).startswith(f"model m version 1: {file}: ")
+    assert reason in str(exc_info.value)
+    assert str(store.root) not in str(exc_info.value)
 
 
 def edit_manifest(store, **changes):

@@ -23,7 +23,7 @@ TYPES = 50_000
     share=st.floats(0, 0.2),
     risk=st.floats(1e-6, 1 - 1e-9),
 )
-def test_the_tail_is_the_binomial_s(rows, share, risk):
+def test_binomial_cdf_matches_scipy(rows, share, risk):
     rows = np.array(rows)
     wrong = np.round(share * rows).astype(int)
     np.testing.assert_allclose(
@@ -33,36 +33,36 @@ def test_the_tail_is_the_binomial_s(rows, share, risk):
 
 @pytest.mark.parametrize("risk", [0.02, 0.05, 0.1, 0.3])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_threshold_is_the_largest_that_the_fallback_procedure_rejects(risk, seed):
+def test_threshold_is_largest_rejected_by_fallback_procedure(risk, seed):
     generator = np.random.default_rng(seed)
-    abstention, reference = fitted(generator, *population(generator))
+    abstention, reference = fit_abstention(generator, *sample_population(generator))
     rows = RANKING - FLAGGED
-    allows_one = stats.binom.cdf(1, rows * np.arange(1, 101) // 100, risk) <= 1 - CONFIDENCE
-    start = 1 + int(np.flatnonzero(allows_one)[0])
+    can_have_error = stats.binom.cdf(1, rows * np.arange(1, 101) // 100, risk) <= 1 - CONFIDENCE
+    start = 1 + int(np.flatnonzero(can_have_error)[0])
     assert start < 75
-    reached, error = NO_THRESHOLD, 0.0
-    for place in range(1, 101):
-        error += {start: 0.7, 75: 0.3}.get(place, 0.0) * (1 - CONFIDENCE)
-        limit = np.sort(reference)[place * REFERENCE // 100 - 1] if place < 100 else 1.0
-        answered = abstention.uncertainty[:rows] <= limit
-        wrong = abstention.is_wrong[:rows][answered].sum()
-        test = stats.binomtest(wrong, max(answered.sum(), 1), risk, "less")
-        if error > 0 and test.pvalue <= error:
-            reached = limit
+    threshold, level = NO_THRESHOLD, 0.0
+    for percent in range(1, 101):
+        level += {start: 0.7, 75: 0.3}.get(percent, 0.0) * (1 - CONFIDENCE)
+        limit = np.sort(reference)[percent * REFERENCE // 100 - 1] if percent < 100 else 1.0
+        is_answered = abstention.uncertainty[:rows] <= limit
+        wrong = abstention.is_wrong[:rows][is_answered].sum()
+        test = stats.binomtest(wrong, max(is_answered.sum(), 1), risk, "less")
+        if level > 0 and test.pvalue <= level:
+            threshold = limit
         else:
-            error = 0.0
-    assert abstention.threshold(FLAGGED, risk) == reached
+            level = 0.0
+    assert abstention.threshold(FLAGGED, risk) == threshold
 
 
-def test_few_calibration_rows_answer_in_most_splits():
-    """99 rows at risk .1, as for a model with an error of .13 overall."""
+def test_99_calibration_rows_often_allow_answers():
+    """Use risk .1 and a model with an overall error of .13."""
     generator = np.random.default_rng(0)
-    uncertainty, _, wrong_probability = population(generator)
+    uncertainty, _, wrong_probability = sample_population(generator)
     thresholds = []
     for _ in range(300):
         reference, ranking = generator.integers(TYPES, size=(2, 99))
         is_wrong = generator.uniform(size=99) < wrong_probability[ranking]
-        abstention = get_abstention(
+        abstention = make_abstention(
             uncertainty[reference], uncertainty[ranking], is_wrong, np.arange(99)
         )
         thresholds.append(abstention.threshold(5, 0.1))
@@ -70,91 +70,93 @@ def test_few_calibration_rows_answer_in_most_splits():
 
 
 @pytest.mark.parametrize("risk", [0.05, 0.1])
-def test_the_risk_of_what_is_answered_is_above_its_level_no_more_often_than_stated(risk):
-    """Over fresh calibrations, with a flag that fires on the uncertain. A right rule fails once in
-    1e6 runs. That the test tells is shown by a rule that breaks the level in about half of them:
-    the error rate found is at most it."""
+def test_answer_risk_exceeds_level_no_more_often_than_stated(risk):
+    """Use new calibrations and a flag that is correlated with uncertainty.
+
+    A correct rule fails once in 1e6 runs. A naive rule, which limits the observed error rate,
+    exceeds the level in about half of the calibrations. So the test has power.
+    """
     generator = np.random.default_rng(int(1000 * risk))
-    rows = population(generator)
-    broken, naively_broken, answered = 0, 0, []
+    population = sample_population(generator)
+    violations, naive_violations, answer_shares = 0, 0, []
     for _ in range(CALIBRATIONS):
-        abstention, _ = fitted(generator, *rows)
+        abstention, _ = fit_abstention(generator, *population)
         limit = abstention.threshold(FLAGGED, risk)
-        share, true_risk = answered_risk(rows, limit, abstention.statistic[RANKING - FLAGGED])
-        answered.append(share)
-        broken += true_risk > risk
+        share, true_risk = answer_risk(population, limit, abstention.statistic[RANKING - FLAGGED])
+        answer_shares.append(share)
+        violations += true_risk > risk
         uncertainty, is_wrong = (
             values[: RANKING - FLAGGED] for values in (abstention.uncertainty, abstention.is_wrong)
         )
         order = np.argsort(uncertainty)
-        actual = is_wrong[order].cumsum() / np.arange(1, len(order) + 1)
-        limit = uncertainty[order][np.flatnonzero(actual <= risk)[-1]]
-        naively_broken += (
-            answered_risk(rows, limit, abstention.statistic[RANKING - FLAGGED])[1] > risk
+        error_rates = is_wrong[order].cumsum() / np.arange(1, len(order) + 1)
+        limit = uncertainty[order][np.flatnonzero(error_rates <= risk)[-1]]
+        naive_violations += (
+            answer_risk(population, limit, abstention.statistic[RANKING - FLAGGED])[1] > risk
         )
-    largest = stats.binom(CALIBRATIONS, 1 - CONFIDENCE).ppf(1 - 1e-6)
-    assert broken <= largest
-    assert naively_broken > largest
-    assert np.mean(answered) > 0.1
+    max_violations = stats.binom(CALIBRATIONS, 1 - CONFIDENCE).ppf(1 - 1e-6)
+    assert violations <= max_violations
+    assert naive_violations > max_violations
+    assert np.mean(answer_shares) > 0.1
 
 
 @pytest.mark.parametrize("flagged", [0, FLAGGED, RANKING - 20])
-def test_the_smallest_risk_is_the_smallest_at_which_anything_is_answered(flagged):
+def test_smallest_risk_is_the_smallest_that_allows_answers(flagged):
     generator = np.random.default_rng(5)
-    abstention, _ = fitted(generator, *population(generator))
+    abstention, _ = fit_abstention(generator, *sample_population(generator))
     smallest = abstention.smallest_risk(flagged)
     assert 0 < smallest < 1
     assert abstention.threshold(flagged, smallest) > 0
     assert abstention.threshold(flagged, smallest - 1e-4) == NO_THRESHOLD
 
 
-def test_no_risk_is_certified_where_every_row_is_flagged_or_wrong():
+def test_no_risk_is_certified_if_all_rows_are_flagged_or_wrong():
     uncertainty = np.linspace(0, 0.5, 40)
-    all_wrong = get_abstention(uncertainty, uncertainty, np.ones(40, dtype=bool), np.arange(40))
+    all_wrong = make_abstention(uncertainty, uncertainty, np.ones(40, dtype=bool), np.arange(40))
     assert all_wrong.smallest_risk(0) == 1
-    all_right = get_abstention(uncertainty, uncertainty, np.zeros(40, dtype=bool), np.arange(40))
+    all_right = make_abstention(uncertainty, uncertainty, np.zeros(40, dtype=bool), np.arange(40))
     assert all_right.smallest_risk(40) == 1
-    # 40 right ones of 40: (1 - risk)^40 = .05.
+    # All 40 rows are right: (1 - risk)^40 = .05.
     smallest = all_right.smallest_risk(0)
     assert smallest == pytest.approx(1 - 0.05 ** (1 / 40), abs=1e-4)
     assert all_right.smallest_risk(0, above=smallest) > smallest
 
 
-def population(generator):
+def sample_population(generator):
     uncertainty = 0.8 * generator.beta(0.4, 2.0, TYPES)
     statistic = uncertainty + generator.normal(scale=0.3, size=TYPES)
     return uncertainty, statistic, np.clip(0.9 * uncertainty + 0.1 * (statistic > 0.5), 0, 1)
 
 
-def fitted(generator, uncertainty, statistic, wrong_probability):
+def fit_abstention(generator, uncertainty, statistic, wrong_probability):
     reference, ranking = (
         generator.integers(len(uncertainty), size=n) for n in (REFERENCE, RANKING)
     )
     is_wrong = generator.uniform(size=RANKING) < wrong_probability[ranking]
     order = np.argsort(statistic[ranking], kind="stable")
-    abstention = get_abstention(uncertainty[reference], uncertainty[ranking], is_wrong, order)
-    return WithStatistic(**vars(abstention), statistic=statistic[ranking][order]), uncertainty[
+    abstention = make_abstention(uncertainty[reference], uncertainty[ranking], is_wrong, order)
+    return SortedAbstention(**vars(abstention), statistic=statistic[ranking][order]), uncertainty[
         reference
     ]
 
 
-def get_abstention(reference_uncertainty, ranking_uncertainty, is_wrong, order):
-    """The abstention of one number of draws, given the order of the ranking rows' statistics."""
+def make_abstention(reference_uncertainty, ranking_uncertainty, is_wrong, order):
+    """Build the abstention for one draw count."""
     answers = Answers.from_splits(
         reference_uncertainty[None], ranking_uncertainty[None], is_wrong[None]
     )
     return answers.abstention(0, order)
 
 
-class WithStatistic(Abstention):
-    """An abstention next to the statistics that its rows are ordered by."""
+class SortedAbstention(Abstention):
+    """An abstention with sorted flag statistics."""
 
     def __init__(self, statistic, **fields):
         super().__init__(**fields)
         object.__setattr__(self, "statistic", statistic)
 
 
-def answered_risk(rows, limit, flag_above):
-    uncertainty, statistic, wrong_probability = rows
-    answered = (uncertainty <= limit) & (statistic <= flag_above)
-    return answered.mean(), wrong_probability[answered].mean() if answered.any() else 0.0
+def answer_risk(population, limit, flag_above):
+    uncertainty, statistic, wrong_probability = population
+    is_answered = (uncertainty <= limit) & (statistic <= flag_above)
+    return is_answered.mean(), wrong_probability[is_answered].mean() if is_answered.any() else 0.0

@@ -21,7 +21,7 @@ from model_store.conformal.detectors import (
     reference=st.lists(st.integers(-5, 5), min_size=1, max_size=30),
     scores=st.lists(st.floats(-20, 20), min_size=2, max_size=20),
 )
-def test_surprise_never_falls_and_is_never_negative(reference, scores):
+def test_surprisal_is_monotonic_and_non_negative(reference, scores):
     values = Surprisal.fit(np.sort(np.array(reference, dtype=np.float64)))(
         np.sort(np.array(scores))
     )
@@ -33,24 +33,24 @@ def test_surprise_never_falls_and_is_never_negative(reference, scores):
 @pytest.mark.parametrize(
     "reference", [[0.0], [3.0, 3.0, 3.0], np.linspace(0, 1, 50), np.zeros(50), -np.ones(3)]
 )
-def test_surprise_rises_strictly_beyond_the_reference(reference, is_two_sided):
+def test_surprisal_increases_strictly_beyond_reference(reference, is_two_sided):
     reference = np.asarray(reference)
     surprisal = Surprisal.fit(reference, is_two_sided)
-    away = np.array([0.0, 1e-3, 1.0, 10.0, 1000.0])
-    sides = [reference[-1] + away, reference[0] - away]
+    distances = np.array([0.0, 1e-3, 1.0, 10.0, 1000.0])
+    sides = [reference[-1] + distances, reference[0] - distances]
     for values in (surprisal(side) for side in sides[: 1 + is_two_sided]):
         assert np.all(np.diff(values) > 0.0)
         assert np.all(np.isfinite(values))
     assert is_two_sided or np.all(surprisal(sides[1]) <= surprisal(reference[:1]))
 
 
-def test_surprise_at_reference_scores_is_minus_the_log_of_their_p_value():
+def test_surprisal_of_reference_scores_is_negative_log_p_value():
     reference = np.sort(np.random.default_rng(0).normal(size=40))
     expected = -np.log(np.arange(40, 0, -1) / 41.0)
     np.testing.assert_allclose(Surprisal.fit(reference)(reference), expected, rtol=1e-12)
 
 
-def test_a_two_sided_surprise_at_reference_scores_is_that_of_twice_the_smaller_tail():
+def test_two_sided_surprisal_uses_twice_the_smaller_tail():
     reference = np.sort(np.random.default_rng(0).normal(size=40))
     smaller = np.minimum(np.arange(40, 0, -1), np.arange(1, 41)) / 41.0
     expected = -np.log(np.minimum(2 * smaller, 1.0))
@@ -59,7 +59,7 @@ def test_a_two_sided_surprise_at_reference_scores_is_that_of_twice_the_smaller_t
     )
 
 
-def test_an_exponential_tail_goes_on_with_the_slope_of_an_exponential():
+def test_tail_of_exponential_scores_has_exponential_slope():
     reference = np.sort(np.random.default_rng(1).exponential(2.0, 20_000))
     surprisal = Surprisal.fit(reference)
     assert surprisal.upper_tail.scale == pytest.approx(
@@ -71,9 +71,8 @@ def test_an_exponential_tail_goes_on_with_the_slope_of_an_exponential():
 
 
 @pytest.mark.parametrize("rows", [2, 9, 20, 300])
-def test_the_predictive_tail_is_a_p_value_where_scales_are_as_expected(rows):
-    """P(nats beyond the last >= t) = e^-t over scales, reference rows and new ones, at every number
-    of rows."""
+def test_predictive_tail_is_a_valid_p_value(rows):
+    """P(nats beyond the last score >= t) = e^-t, averaged over random scales."""
     rng, unit = np.random.default_rng(rows), 2.0
     rate = rng.gamma(PRIOR_EXCESSES, 1 / (PRIOR_EXCESSES * unit), (4000, 1))
     reference = np.sort(rng.exponential(1.0, (4000, rows)), axis=1) / rate
@@ -84,27 +83,27 @@ def test_the_predictive_tail_is_a_p_value_where_scales_are_as_expected(rows):
         assert abs((nats >= t).mean() - share) < 6 * np.sqrt(share / 4000)
 
 
-def test_two_scores_that_happen_to_be_near_make_no_row_more_surprising_than_noise():
+def test_two_close_reference_scores_do_not_inflate_surprisal():
     reference = np.array([*np.linspace(0, 1, 18), 1.9, 1.9 + 1e-9])
-    near, far = np.array([1.95]), np.array([20.0])
-    usual = np.linspace(0, 2, 20)
-    assert Surprisal.fit(reference, unit=1.0)(near) < 4.0 < Surprisal.fit(usual, unit=1.0)(far)
+    low, high = np.array([1.95]), np.array([20.0])
+    grid = np.linspace(0, 2, 20)
+    assert Surprisal.fit(reference, unit=1.0)(low) < 4.0 < Surprisal.fit(grid, unit=1.0)(high)
 
 
-def test_scores_are_standardised_within_their_label():
+def test_scores_are_standardised_per_label():
     generator = np.random.default_rng(2)
-    label = np.repeat([0, 1], 5000)
+    labels = np.repeat([0, 1], 5000)
     score = np.exp(
-        np.where(label == 0, 1.0, 8.0)
-        + np.where(label == 0, 0.5, 2.0) * generator.normal(size=10_000)
+        np.where(labels == 0, 1.0, 8.0)
+        + np.where(labels == 0, 0.5, 2.0) * generator.normal(size=10_000)
     )
-    z = Standard.fit(score, label, 2)(score, label)
-    for parent in (0, 1):
-        assert abs(z[label == parent].mean()) < 0.1
-        assert z[label == parent].std() == pytest.approx(1.0, abs=0.1)
+    z = Standard.fit(score, labels, 2)(score, labels)
+    for label in (0, 1):
+        assert abs(z[labels == label].mean()) < 0.1
+        assert z[labels == label].std() == pytest.approx(1.0, abs=0.1)
 
 
-def test_a_label_without_rows_has_the_location_and_spread_of_all():
+def test_label_without_rows_uses_location_and_spread_of_all_rows():
     score = np.exp(np.random.default_rng(3).normal(size=100))
     standard = Standard.fit(score, np.zeros(100, dtype=int), 2)
     assert standard.centre[1] == pytest.approx(np.log(score).mean())
@@ -116,20 +115,20 @@ def test_a_label_without_rows_has_the_location_and_spread_of_all():
     )
 
 
-def test_a_label_of_twenty_rows_stands_halfway_between_its_own_rows_and_all():
+def test_label_with_20_rows_is_shrunk_halfway_to_all_rows():
     log_score = np.concatenate([np.tile([2.0, 4.0], 10), np.tile([8.0, 10.0], 90)])
     standard = Standard.fit(np.exp(log_score), np.repeat([0, 1], [20, 180]), 2)
     assert standard.centre[0] == pytest.approx((3.0 + log_score.mean()) / 2)
     assert standard.spread[0] == pytest.approx(math.sqrt((1.0 + log_score.var()) / 2))
 
 
-def test_equal_scores_and_scores_of_0_stay_finite():
+def test_equal_and_zero_scores_stay_finite():
     for score in (np.zeros(5), np.full(5, 7.0)):
         standard = Standard.fit(score, np.zeros(5, dtype=int), 1)
         assert np.all(np.isfinite(standard(np.array([0.0, 1.0, 1e30]), np.zeros(3, dtype=int))))
 
 
-def test_the_combined_statistic_is_minus_the_log_of_the_harmonic_mean_p_value():
+def test_combined_statistic_is_negative_log_harmonic_mean_p_value():
     p_values = np.random.default_rng(4).uniform(1e-6, 1.0, (3, 50))
     harmonic_mean = 3 / (1 / p_values).sum(axis=0)
     surprisals = dict(zip("abc", -np.log(p_values), strict=True))
@@ -137,7 +136,7 @@ def test_the_combined_statistic_is_minus_the_log_of_the_harmonic_mean_p_value():
     np.testing.assert_allclose(statistic, -np.log(harmonic_mean), rtol=1e-12, atol=1e-12)
 
 
-def test_detectors_share_the_mean_of_inverse_p_values():
+def test_harmonic_shares_split_mean_inverse_p_value():
     surprisals = {
         name: np.array(values)
         for name, values in {"a": [0.0, 900.0], "b": [math.log(3), 0.0]}.items()
@@ -148,10 +147,10 @@ def test_detectors_share_the_mean_of_inverse_p_values():
     means = np.exp(flag_statistic(surprisals, ("a", "b"))[0])
     assert [shares[name][0] * 2 * means for name in surprisals] == pytest.approx(
         [1.0, 3.0]
-    )  # 1 / p of each
+    )  # 1 / p per detector
 
 
-def test_only_a_two_sided_detector_finds_a_score_too_low():
+def test_only_two_sided_detector_reports_low_scores():
     reference = np.linspace(0.0, 1.0, 11)
     scores = np.array([-3.0, 0.4, 0.6, 3.0])
     assert Surprisal.fit(reference, is_two_sided=True).is_low(scores).tolist() == [

@@ -19,14 +19,14 @@ from model_store.conformal.rank_tables import (
 )
 
 SPLITS = 400
-NEW = 100
+NEW_ROWS = 100
 
 
 def tables(nonconformity):
     return RankTables(1, nonconformity, {}, nonconformity, None)
 
 
-def test_the_mass_above_a_class_by_hand():
+def test_mass_above_matches_hand_calculation():
     probs = np.array([[0.2, 0.7, 0.1], [0.25, 0.5, 0.25], [0.0, 0.0, 1.0]])
     expected = [[0.7, 0.0, 0.9], [0.5, 0.0, 0.75], [1.0, 1.0, 0.0]]
     np.testing.assert_allclose(mass_above(probs), expected, atol=1e-15)
@@ -36,7 +36,7 @@ def test_the_mass_above_a_class_by_hand():
 @given(
     weights=st.lists(st.lists(st.integers(0, 5), min_size=4, max_size=4), min_size=1, max_size=5)
 )
-def test_the_mass_above_a_class_is_the_sum_of_the_more_probable_ones(weights):
+def test_mass_above_is_sum_of_more_probable_classes(weights):
     probs = np.array(weights, dtype=np.float64) + 1e-3
     probs /= probs.sum(axis=1, keepdims=True)
     for row, actual in zip(probs, mass_above(probs), strict=True):
@@ -45,7 +45,7 @@ def test_the_mass_above_a_class_is_the_sum_of_the_more_probable_ones(weights):
             assert actual[c] == pytest.approx(sum(above), abs=1e-12)
 
 
-def test_sets_and_quantiles_by_hand():
+def test_sets_and_quantiles_match_hand_calculation():
     nonconformity = np.array([0.0, 0.0, 0.5, 0.8])
     assert [quantile(nonconformity, coverage) for coverage in (0.4, 0.6, 0.8, 0.81)] == [
         0.0,
@@ -76,105 +76,106 @@ RATES = st.floats(0.01, 0.99)
 
 
 @given(st.integers(1, 300), RATES, RATES)
-def test_a_confident_rank_is_the_smallest_whose_beta_law_keeps_the_coverage(
-    rows, coverage, confidence
-):
+def test_confident_rank_is_smallest_with_required_confidence(rows, coverage, confidence):
     ranks = np.arange(1, rows + 1)
-    retained = stats.beta.sf(coverage, ranks, rows + 1 - ranks)
-    enough = ranks[retained >= confidence * (1 - 1e-9)]
-    expected = max(int(enough[0]), coverage_rank(rows, coverage)) if len(enough) else rows + 1
+    confidences = stats.beta.sf(coverage, ranks, rows + 1 - ranks)
+    valid_ranks = ranks[confidences >= confidence * (1 - 1e-9)]
+    expected = (
+        max(int(valid_ranks[0]), coverage_rank(rows, coverage)) if len(valid_ranks) else rows + 1
+    )
     assert confident_rank(rows, coverage, confidence) == expected
 
 
 @pytest.mark.parametrize("rows", [9, 19, 99, 100, 999, 1234])
-def test_a_coverage_is_the_decimal_number_that_was_asked_for_whatever_its_binary_digits(rows):
+def test_coverage_rank_treats_coverage_as_exact_decimal(rows):
     for percent in range(1, 100):
         assert coverage_rank(rows, percent / 100) == math.ceil((rows + 1) * Fraction(percent, 100))
 
 
-def test_ranks_of_many_rows_are_as_exact():
+def test_ranks_stay_exact_for_many_rows():
     for rows, coverage, confidence in (
         (50_000, 0.9, 0.999999),
         (50_000, 0.999, 0.95),
         (7_000, 0.5, 0.9),
     ):
         rank = confident_rank(rows, coverage, confidence)
-        retained = stats.beta.sf(coverage, [rank - 1, rank], [rows + 2 - rank, rows + 1 - rank])
-        assert retained[0] < confidence <= retained[1]
+        confidences = stats.beta.sf(coverage, [rank - 1, rank], [rows + 2 - rank, rows + 1 - rank])
+        assert confidences[0] < confidence <= confidences[1]
 
 
 @given(st.integers(1, 500), RATES)
-def test_the_largest_coverage_is_kept_and_a_larger_one_is_not(rows, confidence):
+def test_largest_coverage_is_the_attainable_maximum(rows, confidence):
     largest = largest_coverage(rows, confidence)
     assert confident_rank(rows, largest * (1 - 1e-9), confidence) <= rows
     assert confident_rank(rows, largest + 1e-6 * (1 - largest), confidence) > rows
 
 
 @pytest.mark.parametrize(("rows", "fpr"), [(99, 0.1), (400, 0.05)])
-def test_the_flag_s_rate_given_the_calibration_is_kept_with_the_confidence(rows, fpr):
-    """300 calibrations by uniform statistics, under which the rate is 1 - the smallest flagged."""
+def test_flag_rate_given_calibration_is_valid_with_confidence(rows, fpr):
+    """With uniform statistics, the rate is 1 minus the smallest flagged value."""
     generator, confidence = np.random.default_rng(rows), 0.9
-    broken = broken_on_average = 0
+    violations = marginal_violations = 0
     statistic = np.linspace(0, 1, 20_001)
     for _ in range(300):
         table = tables(np.sort(generator.uniform(size=rows)))
         p_values = table.p_values(statistic, {}).p_value
-        broken += (p_values <= table.flag_levels(fpr, confidence)).mean() > fpr
-        broken_on_average += (p_values <= table.flag_levels(fpr)).mean() > fpr
-    largest = stats.binom(300, 1 - confidence).ppf(1 - 1e-6)
-    assert broken <= largest < broken_on_average
+        violations += (p_values <= table.flag_levels(fpr, confidence)).mean() > fpr
+        marginal_violations += (p_values <= table.flag_levels(fpr)).mean() > fpr
+    max_violations = stats.binom(300, 1 - confidence).ppf(1 - 1e-6)
+    assert violations <= max_violations < marginal_violations
 
 
-def test_coverage_is_kept_with_the_confidence_asked_for():
+def test_coverage_is_reached_with_requested_confidence():
     generator = np.random.default_rng(7)
-    rows, coverage, choices = 60, 0.8, 4000
-    nonconformity = np.sort(generator.exponential(size=(choices, rows)), axis=1)
+    rows, coverage, calibrations = 60, 0.8, 4000
+    nonconformity = np.sort(generator.exponential(size=(calibrations, rows)), axis=1)
     for confidence in (0.5, 0.9, 0.99):
-        retained = np.array(
-            [-np.expm1(-quantile(item, coverage, confidence)) for item in nonconformity]
+        coverages = np.array(
+            [-np.expm1(-quantile(scores, coverage, confidence)) for scores in nonconformity]
         )
-        count = int(np.sum(retained >= coverage))
+        count = int(np.sum(coverages >= coverage))
         rank = confident_rank(rows, coverage, confidence)
-        law = stats.binom(choices, stats.beta.sf(coverage, rank, rows + 1 - rank))
-        assert law.mean() >= confidence * choices
+        law = stats.binom(calibrations, stats.beta.sf(coverage, rank, rows + 1 - rank))
+        assert law.mean() >= confidence * calibrations
         assert law.cdf(count) > 1e-7
         assert law.sf(count - 1) > 1e-7
-        assert retained.mean() >= coverage
-    on_average = np.array([-np.expm1(-quantile(item, coverage)) for item in nonconformity])
-    assert np.mean(on_average >= coverage) < 0.7
+        assert coverages.mean() >= coverage
+    marginal_coverages = np.array(
+        [-np.expm1(-quantile(scores, coverage)) for scores in nonconformity]
+    )
+    assert np.mean(marginal_coverages >= coverage) < 0.7
 
 
 @pytest.mark.parametrize("ranking", [99, 160])
 @pytest.mark.parametrize("coverage", [0.9, 0.95])
-def test_sets_hold_the_label_as_often_as_the_beta_binomial_says(ranking, coverage):
-    """Where the coverage is above the accuracy, here about .6: see
-    `test_sets_of_a_coverage_below_the_accuracy`."""
+def test_set_coverage_is_beta_binomial(ranking, coverage):
+    """Coverage must exceed the accuracy, which is about .6 here."""
     generator = np.random.default_rng([ranking, int(100 * coverage)])
-    covered = []
+    counts = []
     for _ in range(SPLITS):
-        nonconformity = np.sort(class_nonconformity(*labelled(generator, ranking)))
-        probs, labels = labelled(generator, NEW)
-        inside = tables(nonconformity).prediction_sets(mass_above(probs), coverage)
-        assert np.all(inside[np.arange(NEW), probs.argmax(axis=1)])
-        covered.append(inside[np.arange(NEW), labels].sum())
-    assert is_beta_binomial(covered, ranking, coverage, generator)
+        nonconformity = np.sort(class_nonconformity(*sample_labels(generator, ranking)))
+        probs, labels = sample_labels(generator, NEW_ROWS)
+        sets = tables(nonconformity).prediction_sets(mass_above(probs), coverage)
+        assert np.all(sets[np.arange(NEW_ROWS), probs.argmax(axis=1)])
+        counts.append(sets[np.arange(NEW_ROWS), labels].sum())
+    assert is_beta_binomial(counts, ranking, coverage, generator)
 
 
-def test_sets_of_a_coverage_below_the_accuracy_are_the_labels_alone():
+def test_sets_below_accuracy_contain_only_the_predicted_label():
     generator = np.random.default_rng(0)
-    probs, labels = labelled(generator, 999)
+    probs, labels = sample_labels(generator, 999)
     nonconformity = np.sort(class_nonconformity(probs, labels))
     accuracy = np.mean(probs.argmax(axis=1) == labels)
-    probs, _ = labelled(generator, NEW)
-    inside = tables(nonconformity).prediction_sets(mass_above(probs), accuracy - 0.01)
-    assert inside.sum() == NEW
-    assert np.all(inside[np.arange(NEW), probs.argmax(axis=1)])
+    probs, _ = sample_labels(generator, NEW_ROWS)
+    sets = tables(nonconformity).prediction_sets(mass_above(probs), accuracy - 0.01)
+    assert sets.sum() == NEW_ROWS
+    assert np.all(sets[np.arange(NEW_ROWS), probs.argmax(axis=1)])
 
 
-def test_a_row_s_set_does_not_depend_on_the_rows_beside_it():
+def test_set_of_a_row_does_not_depend_on_other_rows():
     generator = np.random.default_rng(1)
-    nonconformity = np.sort(class_nonconformity(*labelled(generator, 99)))
-    probs, _ = labelled(generator, NEW)
+    nonconformity = np.sort(class_nonconformity(*sample_labels(generator, 99)))
+    probs, _ = sample_labels(generator, NEW_ROWS)
     together = tables(nonconformity).prediction_sets(mass_above(probs), 0.9)
     assert np.array_equal(
         np.concatenate(
@@ -185,19 +186,19 @@ def test_a_row_s_set_does_not_depend_on_the_rows_beside_it():
 
 
 @pytest.mark.parametrize(("ranking", "coverage"), [(99, 0.5), (99, 0.95), (39, 0.9), (40, 0.9)])
-def test_intervals_hold_the_target_as_often_as_the_beta_binomial_says(ranking, coverage):
+def test_interval_coverage_is_beta_binomial(ranking, coverage):
     generator = np.random.default_rng([ranking, int(100 * coverage)])
-    covered = []
+    counts = []
     for _ in range(SPLITS):
-        y, mean, std = targets(generator, ranking)
+        y, mean, std = sample_targets(generator, ranking)
         nonconformity = np.sort(target_nonconformity(mean, std, y))
-        y, mean, std = targets(generator, NEW)
+        y, mean, std = sample_targets(generator, NEW_ROWS)
         bounds = tables(nonconformity).intervals(mean, std, coverage)
-        covered.append(np.sum((bounds[:, 0] <= y) & (y <= bounds[:, 1])))
-    assert is_beta_binomial(covered, ranking, coverage, generator)
+        counts.append(np.sum((bounds[:, 0] <= y) & (y <= bounds[:, 1])))
+    assert is_beta_binomial(counts, ranking, coverage, generator)
 
 
-def test_intervals_by_hand():
+def test_intervals_match_hand_calculation():
     mean, std = np.array([10.0, -1.0]), np.array([1.0, 0.25])
     # ceil(5 x .6) = 3rd smallest of |y - mean| / std: 2.
     nonconformity = np.array([0.5, 1.0, 2.0, 4.0])
@@ -208,20 +209,20 @@ def test_intervals_by_hand():
 
 def is_beta_binomial(counts, ranking, coverage, generator):
     position = math.ceil((ranking + 1) * coverage)
-    law = stats.betabinom(NEW, position, ranking + 1 - position)
+    law = stats.betabinom(NEW_ROWS, position, ranking + 1 - position)
     counts = np.array(counts)
     uniform = law.cdf(counts - 1) + generator.uniform(size=len(counts)) * law.pmf(counts)
     return stats.kstest(uniform, "uniform").pvalue > 1e-7
 
 
-def labelled(generator, rows):
+def sample_labels(generator, rows):
     probs = generator.dirichlet(np.full(5, 0.6), rows)
     true = 0.8 * probs + 0.04
     labels = (true.cumsum(axis=1) < generator.uniform(size=(rows, 1))).sum(axis=1).clip(max=4)
     return probs, labels
 
 
-def targets(generator, rows):
+def sample_targets(generator, rows):
     std = np.exp(generator.normal(size=rows))
     mean = generator.normal(size=rows)
     return (

@@ -20,17 +20,17 @@ WIDTH = 3
 def graph(operator="MatMul", inputs="x", outputs="encoded", size=4):
     weights = np.arange(size * WIDTH, dtype=np.float32).reshape(size, WIDTH)
     nodes = [helper.make_node(operator, [inputs, "w"], [outputs])]
-    created = helper.make_graph(
+    proto = helper.make_graph(
         nodes,
         "encoder",
         [helper.make_tensor_value_info(inputs, TensorProto.FLOAT, ["rows", size])],
         [helper.make_tensor_value_info(outputs, TensorProto.FLOAT, ["rows", WIDTH])],
         [numpy_helper.from_array(weights, "w")],
     )
-    return helper.make_model(created, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
+    return helper.make_model(proto, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
 
 
-def written(folder, model):
+def write_model(folder, model):
     path = folder / "encoder.onnx"
     path.write_bytes(model.SerializeToString())
     return path
@@ -42,21 +42,21 @@ def spec(rows_at_once=1, outputs=WIDTH):
 
 @pytest.fixture
 def runs(monkeypatch):
-    actual = []
+    calls = []
 
     def run(session, outputs, values):
         threads = session.get_session_options().intra_op_num_threads
-        actual.append((len(values["x"]), threads))
+        calls.append((len(values["x"]), threads))
         return run_graph(session, outputs, values)
 
     monkeypatch.setattr("model_store.inference.encoder.run_graph", run)
-    return actual
+    return calls
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("rows_at_once", [1, 3, 8])
-def test_rows_are_encoded_in_their_order_so_many_together(tmp_path, runs, rows_at_once, threads):
-    encoder = Encoder(written(tmp_path, graph()).read_bytes(), spec(rows_at_once), 4, threads)
+def test_rows_are_encoded_in_order_in_limited_batches(tmp_path, runs, rows_at_once, threads):
+    encoder = Encoder(write_model(tmp_path, graph()).read_bytes(), spec(rows_at_once), 4, threads)
     x = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
     runs.clear()
     np.testing.assert_allclose(
@@ -68,35 +68,37 @@ def test_rows_are_encoded_in_their_order_so_many_together(tmp_path, runs, rows_a
     assert encoder.row_s > 0
 
 
-@pytest.mark.parametrize(("most", "apart"), [(1 << 20, 1), (0, 3)], ids=["small", "large"])
-def test_threads_share_a_row_and_take_blocks_of_rows_apart(
-    tmp_path, runs, monkeypatch, most, apart
+@pytest.mark.parametrize(
+    ("max_bytes", "num_threads"), [(1 << 20, 1), (0, 3)], ids=["small", "large"]
+)
+def test_only_small_encoders_run_row_blocks_in_parallel(
+    tmp_path, runs, monkeypatch, max_bytes, num_threads
 ):
-    monkeypatch.setattr("model_store.inference.encoder.MAX_ROW_SESSION_BYTES", most)
-    path = written(tmp_path, graph(size=1000))
+    monkeypatch.setattr("model_store.inference.encoder.MAX_ROW_SESSION_BYTES", max_bytes)
+    path = write_model(tmp_path, graph(size=1000))
     encoder, size = Encoder(path.read_bytes(), spec(2), 1000, threads=3), path.stat().st_size
     x = np.random.default_rng(0).normal(size=(9, 1000)).astype(np.float32)
     runs.clear()
-    alone = np.concatenate([encoder(x[n : n + 2]) for n in range(0, 9, 2)])
+    expected = np.concatenate([encoder(x[n : n + 2]) for n in range(0, 9, 2)])
     assert {threads for _, threads in runs} == {3}
     runs.clear()
-    assert np.array_equal(encoder(x), alone)  # bit for bit
-    assert {threads for _, threads in runs} == {apart}
-    copies = 4 if apart == 1 else 3
+    assert np.array_equal(encoder(x), expected)  # bit for bit
+    assert {threads for _, threads in runs} == {num_threads}
+    copies = 4 if num_threads == 1 else 3
     assert encoder_bytes(FileSpec(sha256="a" * 64, size=size)) == copies * size
 
 
-def test_a_row_takes_as_long_as_where_nothing_else_runs(tmp_path, monkeypatch):
+def test_row_time_is_that_of_the_fastest_run(tmp_path, monkeypatch):
     clock = iter([0.0, 0.004, 1.0, 1.002, 2.0, 2.03, 3.0, 3.2])
-    encoder = Encoder(written(tmp_path, graph()).read_bytes(), spec(), 4)
+    encoder = Encoder(write_model(tmp_path, graph()).read_bytes(), spec(), 4)
     monkeypatch.setattr("model_store.inference.encoder.time.perf_counter", lambda: next(clock))
     smallest = encoder._time_row(np.zeros((1, 4), dtype=np.float32))
     assert smallest == pytest.approx(0.002)
-    assert not list(clock)  # it stopped after a tenth of a second
+    assert not list(clock)  # timing stops after 0.1 s
 
 
 @pytest.mark.parametrize("content", [b"", b"no model", b"\x3a\xff\xff\xff\xff\x7f", b"\x0f" * 50])
-def test_a_file_that_is_no_model_is_refused(tmp_path, content):
+def test_invalid_model_file_is_refused(tmp_path, content):
     path = tmp_path / "encoder.onnx"
     path.write_bytes(content)
     with pytest.raises(GraphError, match=r"^encoder\.onnx: "):
@@ -104,7 +106,7 @@ def test_a_file_that_is_no_model_is_refused(tmp_path, content):
 
 
 @pytest.mark.parametrize(
-    ("model", "of", "says"),
+    ("model", "encoder_spec", "message"),
     [
         (graph(inputs="rows"), spec(), r"expected inputs \['x'\] and outputs \['encoded'\]"),
         (graph(), spec(outputs=5), "expected 5 float32 numbers per row"),
@@ -116,36 +118,36 @@ def test_a_file_that_is_no_model_is_refused(tmp_path, content):
         ),
     ],
 )
-def test_a_graph_that_cannot_be_the_encoder_is_refused(tmp_path, model, of, says):
-    with pytest.raises(GraphError, match=says):
-        Encoder(written(tmp_path, model).read_bytes(), of, 4)
+def test_graph_that_does_not_match_the_encoder_is_refused(tmp_path, model, encoder_spec, message):
+    with pytest.raises(GraphError, match=message):
+        Encoder(write_model(tmp_path, model).read_bytes(), encoder_spec, 4)
 
 
-def test_weights_in_another_file_are_refused(tmp_path):
+def test_external_weights_are_refused(tmp_path):
     path = tmp_path / "encoder.onnx"
     onnx.save_model(graph(size=1000), path, save_as_external_data=True, location="weights.bin")
     with pytest.raises(GraphError, match="got weights in another file"):
         Encoder(path.read_bytes(), spec(), 1000)
 
 
-def test_encoders_of_the_same_content_are_one_in_memory(tmp_path):
-    path = written(tmp_path, graph())
+def test_encoders_with_same_content_share_memory(tmp_path):
+    path = write_model(tmp_path, graph())
     content = path.read_bytes()
     file = FileSpec(sha256=sha256(content).hexdigest(), size=len(content))
-    item = shared_encoder(path, file, spec(), 4)
-    assert shared_encoder(tmp_path / "moved", file, spec(), 4) is item
-    assert shared_encoder(path, file, spec(2), 4) is not item
-    del item
+    encoder = shared_encoder(path, file, spec(), 4)
+    assert shared_encoder(tmp_path / "moved", file, spec(), 4) is encoder
+    assert shared_encoder(path, file, spec(2), 4) is not encoder
+    del encoder
     gc.collect()
-    with pytest.raises(GraphError):  # forgotten, so its file is read
+    with pytest.raises(GraphError):  # no longer cached, so the file is read
         shared_encoder(tmp_path / "moved", file, spec(), 4)
 
 
-def test_a_file_swapped_after_its_verification_is_refused(tmp_path):
-    path = written(tmp_path, graph())
+def test_file_swapped_after_verification_is_refused(tmp_path):
+    path = write_model(tmp_path, graph())
     content = path.read_bytes()
     file = FileSpec(sha256=sha256(content).hexdigest(), size=len(content))
-    written(tmp_path, graph(size=5))
+    write_model(tmp_path, graph(size=5))
     with pytest.raises(GraphError, match=r"as in the manifest|SHA-256"):
         shared_encoder(path, file, spec(), 4)
 
@@ -156,35 +158,33 @@ from pathlib import Path
 from model_store.artifacts.manifest import EncoderSpec
 from model_store.inference.encoder import Encoder
 
-def most():
+def peak_bytes():
     return next(1024 * int(line.split()[1]) for line in Path("/proc/self/status").open() if line.startswith("VmHWM"))
 
-before = most()
+before = peak_bytes()
 encoder = Encoder(Path(sys.argv[1]).read_bytes(), EncoderSpec(outputs=2048, rows_at_once=1), 2048)
-print(most() - before)
+print(peak_bytes() - before)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="the most memory that was taken is read from /proc"
-)
-def test_a_large_encoder_takes_three_times_its_file_while_it_is_loaded(tmp_path):
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
+def test_loading_large_encoder_takes_up_to_three_times_its_size(tmp_path):
     weights = np.random.default_rng(0).normal(size=(25, 2048, 2048)).astype(np.float32) / 45
     names = ["x", *(f"h{i}" for i in range(24)), "encoded"]
     nodes = [
         helper.make_node("MatMul", [a, f"w{i}"], [b]) for i, (a, b) in enumerate(pairwise(names))
     ]
-    created = helper.make_graph(
+    proto = helper.make_graph(
         nodes,
         "encoder",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 2048])],
         [helper.make_tensor_value_info("encoded", TensorProto.FLOAT, ["rows", 2048])],
-        [numpy_helper.from_array(of_layer, f"w{i}") for i, of_layer in enumerate(weights)],
+        [numpy_helper.from_array(layer, f"w{i}") for i, layer in enumerate(weights)],
     )
-    path = written(
+    path = write_model(
         tmp_path,
-        helper.make_model(created, ir_version=10, opset_imports=[helper.make_opsetid("", 20)]),
+        helper.make_model(proto, ir_version=10, opset_imports=[helper.make_opsetid("", 20)]),
     )
     size = path.stat().st_size
     assert size > 400e6

@@ -17,9 +17,8 @@ from model_store.inference.noise import (
     standard_normal,
 )
 
-# Draws 0 to 2, the first four numbers of each, as float32 bits. They are the promise that answers
-# stay replayable:
-# if they must change, so must NOISE_ALGORITHM.
+# The first four numbers of draws 0 to 2, as float32 bits. They keep answers replayable: if they
+# change, NOISE_ALGORITHM must change too.
 GOLDEN = {
     0: [
         [0x3FE85A7D, 0x4011668E, 0xBF9BAD28, 0x3F338A3D],
@@ -37,7 +36,7 @@ GOLDEN = {
         [0x3F1397CC, 0x3F5FB755, 0x3E674700, 0x3FDBC8B1],
     ],
 }
-GOLDEN_SHIFTS = [1, 3, 1]  # of rows with 5 numbers
+GOLDEN_SHIFTS = [1, 3, 1]  # for 5 noise numbers per row
 GOLDEN_SIGNS = [[-1, 1, 1, -1, -1], [1, -1, 1, -1, -1], [-1, 1, 1, -1, -1]]
 WORD_64 = 2**64 - 1
 
@@ -52,21 +51,21 @@ def test_golden_values_do_not_change(seed):
 @given(
     seed=st.integers(0, MAX_SEED), first_draw=st.integers(0, 2**70), dimension=st.integers(1, 40)
 )
-def test_every_bit_is_that_of_the_algorithm_in_plain_python(seed, first_draw, dimension):
-    created = standard_normal(seed, first_draw, 3, dimension)
+def test_noise_matches_plain_python_bit_for_bit(seed, first_draw, dimension):
+    eps = standard_normal(seed, first_draw, 3, dimension)
     for k in range(3):
         words = plain_words(seed, first_draw + k, dimension)
         expected = np.array([plain_normal(word) for word in words]).astype(np.float32)
-        assert created[k].tobytes() == expected.tobytes()
+        assert eps[k].tobytes() == expected.tobytes()
 
 
-def test_the_tails_and_the_middle_are_those_of_the_algorithm_in_plain_python():
+def test_tails_and_middle_match_plain_python_bit_for_bit():
     words = extreme_words()
     expected = np.array([plain_normal(int(word)) for word in words])
     assert normal(words).tobytes() == expected.tobytes()
 
 
-def test_the_table_is_the_same_on_every_machine():
+def test_quantile_table_is_the_same_on_every_machine():
     table = np.stack([noise.INTERCEPT, noise.SLOPE]).astype("<f4").tobytes()
     assert (
         sha256(table).hexdigest()
@@ -74,7 +73,7 @@ def test_the_table_is_the_same_on_every_machine():
     )
 
 
-def test_plain_philox_gives_the_known_answers_of_its_authors():
+def test_plain_philox_matches_published_test_vectors():
     # From kat_vectors of the Random123 distribution, philox4x64 with 10 rounds.
     zeros = [0x16554D9ECA36314C, 0xDB20FE9D672D0FDC, 0xD7E772CEE186176B, 0x7E68B68AEC7BA23B]
     ones = [0x87B092C3013FE90B, 0x438C3C67BE8D0224, 0x9CC7D7C69CD777B6, 0xA09CAEBF594F0BA0]
@@ -84,7 +83,7 @@ def test_plain_philox_gives_the_known_answers_of_its_authors():
 
 @settings(max_examples=30)
 @given(first=st.integers(0, 99), count=st.integers(0, 30), dimension=st.integers(1, 30))
-def test_any_chunk_by_itself_is_that_part_of_the_whole(first, count, dimension):
+def test_chunk_of_draws_equals_slice_of_all_draws(first, count, dimension):
     full = standard_normal(11, 0, 130, dimension)
     chunk = standard_normal(11, first, count, dimension)
     assert chunk.tobytes() == full[first : first + count].tobytes()
@@ -93,19 +92,19 @@ def test_any_chunk_by_itself_is_that_part_of_the_whole(first, count, dimension):
 @pytest.mark.parametrize(
     "dimension", [noise.CHUNK // 50, noise.CHUNK - 1, noise.CHUNK, noise.CHUNK + 1]
 )
-def test_the_size_of_the_internal_chunk_does_not_show(dimension):
+def test_noise_does_not_depend_on_chunk_size(dimension):
     full = standard_normal(5, 3, 60, dimension)
-    alone = [standard_normal(5, 3 + k, 1, dimension)[0] for k in (0, 1, 49, 50, 51, 59)]
-    assert np.stack(alone).tobytes() == full[[0, 1, 49, 50, 51, 59]].tobytes()
+    single_draws = [standard_normal(5, 3 + k, 1, dimension)[0] for k in (0, 1, 49, 50, 51, 59)]
+    assert np.stack(single_draws).tobytes() == full[[0, 1, 49, 50, 51, 59]].tobytes()
 
 
-def test_a_draw_larger_than_the_internal_chunk_has_the_same_bits(monkeypatch):
+def test_draw_larger_than_internal_chunk_has_the_same_bits(monkeypatch):
     full = standard_normal(5, 3, 4, 99)
     monkeypatch.setattr(noise, "CHUNK", 16)
     assert standard_normal(5, 3, 4, 99).tobytes() == full.tobytes()
 
 
-def test_the_noise_of_a_list_of_draws_is_the_draw_s_number_whatever_the_seed():
+def test_draw_index_noise_is_the_draw_number_for_any_seed():
     for seed in (0, 7, MAX_SEED):
         assert noise.noise(DRAW_INDEX, seed, 3, 4, 1).tolist() == [[3.0], [4.0], [5.0], [6.0]]
     assert (
@@ -115,7 +114,7 @@ def test_the_noise_of_a_list_of_draws_is_the_draw_s_number_whatever_the_seed():
         noise.noise("another", 0, 0, 1, 1)
 
 
-def test_a_row_permutes_the_noise_by_its_digest():
+def test_row_digest_shifts_noise_and_flips_signs():
     x = np.array([[1.0, 0.0], [2.0, -1.0], [1.0, -0.0]], dtype=np.float32)
     eps = standard_normal(7, 0, 4, 5)[:, None]
     signs = noise.RowSigns.from_rows(x, 5)
@@ -128,7 +127,7 @@ def test_a_row_permutes_the_noise_by_its_digest():
     np.testing.assert_array_equal(paired, theta_by_row[:, 1:])
 
 
-def test_numbers_are_the_exact_quantiles_to_a_millionth():
+def test_numbers_match_exact_quantiles_to_a_millionth():
     middle = np.linspace(0, 2**32 - 1, 200_001).astype(np.uint32)
     words = np.concatenate([middle, extreme_words()])
     upper = -stats.norm.ppf(((words & 0x7FFFFFFF).astype(np.float64) + 0.5) / 2**32)
@@ -142,7 +141,7 @@ def test_numbers_are_standard_normal(seed):
     eps = standard_normal(seed, 0, 500, 400).astype(np.float64)
     assert stats.kstest(eps.ravel(), "norm").pvalue > 1e-7
     count = eps.size
-    assert abs(eps.mean()) * math.sqrt(count) < 5.5  # 5.5 standard errors: a probability of 4e-8
+    assert abs(eps.mean()) * math.sqrt(count) < 5.5  # 5.5 standard errors, probability 4e-8
     assert abs(eps.var() - 1.0) * math.sqrt(count / 2.0) < 5.5
     assert abs((eps**4).mean() - 3.0) * math.sqrt(count / 96.0) < 5.5  # var z^4 = 105 - 9
 
@@ -150,8 +149,8 @@ def test_numbers_are_standard_normal(seed):
 @pytest.mark.parametrize("seed", [0, MAX_SEED])
 def test_neighbours_in_draw_position_and_seed_are_independent(seed):
     eps = standard_normal(seed, 0, 500, 400).astype(np.float64)
-    other = standard_normal(seed ^ 1, 0, 500, 400).astype(np.float64)
-    for a, b in ((eps[1:], eps[:-1]), (eps[:, 1:], eps[:, :-1]), (eps, other)):
+    neighbour = standard_normal(seed ^ 1, 0, 500, 400).astype(np.float64)
+    for a, b in ((eps[1:], eps[:-1]), (eps[:, 1:], eps[:, :-1]), (eps, neighbour)):
         assert abs(np.mean(a * b)) * math.sqrt(a.size) < 5.5
 
 
@@ -196,5 +195,5 @@ def plain_normal(word):
 
 
 def plain_quantile(f):
-    """The upper quantile of f / 2^32, rounded to float32."""
+    """Compute the upper quantile of f / 2^32, rounded to float32."""
     return float(np.float32(-NormalDist().inv_cdf(f / 2**32)))

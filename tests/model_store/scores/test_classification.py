@@ -14,43 +14,45 @@ LN2 = math.log(2.0)
 ARRAYS = ("probabilities", "entropy", "expected_entropy", "bald", "mean_std", "variation_ratio")
 
 
-# Some rows
+# Subsets of rows
 
 
-def test_rows_are_taken_and_put_together_with_all_that_is_said_of_them():
+def test_take_and_concatenate_preserve_all_scores():
     log_probs = np.log(np.random.default_rng(5).dirichlet([1.0, 2.0, 3.0], size=(7, 9)))
     for draws in (1, 2, 7):
         full = predictive_scores(predictive_sums(log_probs[:draws]))
-        alone = [predictive_scores(predictive_sums(log_probs[:draws, n : n + 1])) for n in range(9)]
+        singles = [
+            predictive_scores(predictive_sums(log_probs[:draws, n : n + 1])) for n in range(9)
+        ]
         order = np.array([3, 8, 0])
-        for some, rows in ((take(full, order), order), (take(full, slice(2, 5)), [2, 3, 4])):
-            assert_same(some, concatenate([alone[n] for n in rows]))
-        assert_same(concatenate(alone), full)
-        assert_same(concatenate(alone[:1]), alone[0])
+        for subset, rows in ((take(full, order), order), (take(full, slice(2, 5)), [2, 3, 4])):
+            assert_same(subset, concatenate([singles[n] for n in rows]))
+        assert_same(concatenate(singles), full)
+        assert_same(concatenate(singles[:1]), singles[0])
 
 
-def assert_same(some, other):
+def assert_same(actual, expected):
     for name in ("num_draws", "label", *ARRAYS):
-        assert getattr(some, name).tolist() == getattr(other, name).tolist(), name
-    if other.standard_error is None:
-        assert some.standard_error is None
+        assert getattr(actual, name).tolist() == getattr(expected, name).tolist(), name
+    if expected.standard_error is None:
+        assert actual.standard_error is None
     else:
-        assert some.standard_error.keys() == other.standard_error.keys()
+        assert actual.standard_error.keys() == expected.standard_error.keys()
         assert all(
-            some.standard_error[name].tolist() == e.tolist()
-            for name, e in other.standard_error.items()
+            actual.standard_error[name].tolist() == e.tolist()
+            for name, e in expected.standard_error.items()
         )
 
 
-def test_one_draw_agrees_with_itself_to_the_last_bit():
+def test_bald_of_single_draw_is_exactly_zero():
     probs = np.random.default_rng(6).dirichlet(np.full(10, 0.3), size=(1, 1000))
     assert predictive_scores(predictive_sums(np.log(probs))).bald.tolist() == [0.0] * 1000
 
 
-# By hand
+# Hand-computed values
 
 
-def test_two_certain_draws_that_contradict_each_other():
+def test_scores_of_two_certain_contradictory_draws():
     scores = score([[[1.0, 0.0]], [[0.0, 1.0]]])
     assert (scores.num_draws == 2).all()
     assert scores.probabilities.tolist() == [[0.5, 0.5]]
@@ -61,7 +63,7 @@ def test_two_certain_draws_that_contradict_each_other():
     assert scores.variation_ratio == 0.5
 
 
-def test_two_draws_over_three_classes():
+def test_scores_of_two_draws_over_three_classes():
     scores = score([[[0.5, 0.5, 0.0]], [[1.0, 0.0, 0.0]]])
     entropy = -0.75 * math.log(0.75) - 0.25 * math.log(0.25)
     assert scores.probabilities.tolist() == [[0.75, 0.25, 0.0]]
@@ -72,13 +74,13 @@ def test_two_draws_over_three_classes():
     assert scores.variation_ratio == 0.25
 
 
-def test_a_certain_row_has_no_doubt_at_all():
+def test_certain_row_has_zero_uncertainty_and_standard_errors():
     scores = score(np.tile([1.0, 0.0, 0.0], (7, 1, 1)))
-    assert [str(getattr(scores, name)[0]) for name in ARRAYS[1:]] == ["0.0"] * 5  # nor is it "-0.0"
+    assert [str(getattr(scores, name)[0]) for name in ARRAYS[1:]] == ["0.0"] * 5  # not "-0.0"
     assert all(error == 0.0 for error in scores.standard_error.values())
 
 
-def test_a_uniform_row_has_the_greatest_entropy_and_variation_ratio():
+def test_uniform_row_has_maximum_entropy_and_variation_ratio():
     scores = score(np.full((5, 1, 4), 0.25))
     assert scores.entropy == pytest.approx(math.log(4.0), rel=1e-14)
     assert scores.variation_ratio == 0.75
@@ -99,7 +101,7 @@ def test_bald_and_mean_std_are_zero_when_draws_agree(num_draws):
 
 @pytest.mark.parametrize("num_draws", [1, 2, 7, GROUPS, GROUPS + 1, 3 * GROUPS, 777])
 @pytest.mark.parametrize("concentration", [0.02, 0.3, 5.0])
-def test_scores_are_their_definitions(num_draws, concentration):
+def test_scores_match_their_definitions(num_draws, concentration):
     probs = dirichlet(num_draws, 6, 10, concentration)
     scores, expected = score(probs), brute_force(probs)
     for name in ARRAYS:
@@ -114,12 +116,12 @@ def test_scores_are_their_definitions(num_draws, concentration):
     concentration=st.sampled_from([0.01, 0.1, 1.0, 100.0]),
     seed=st.integers(0, 2**32),
 )
-def test_scores_stay_in_their_ranges_and_bald_is_the_mean_divergence(shape, concentration, seed):
+def test_scores_stay_in_range_and_bald_is_the_mean_divergence(shape, concentration, seed):
     probs = dirichlet(*shape, concentration, seed)
     scores = score(probs)
     classes = shape[2]
-    tiny = 1e-12
-    for name, greatest in (
+    tolerance = 1e-12
+    for name, maximum in (
         ("entropy", math.log(classes)),
         ("expected_entropy", math.log(classes)),
         ("bald", math.log(classes)),
@@ -127,14 +129,14 @@ def test_scores_stay_in_their_ranges_and_bald_is_the_mean_divergence(shape, conc
         ("variation_ratio", 1.0 - 1.0 / classes),
     ):
         value = getattr(scores, name)
-        assert np.all((value >= -tiny) & (value <= greatest + tiny)), name
+        assert np.all((value >= -tolerance) & (value <= maximum + tolerance)), name
     ratio = np.divide(probs, probs.mean(axis=0), out=np.ones_like(probs), where=probs > 0)
     divergence = np.mean(np.sum(probs * np.log(ratio), axis=2), axis=0)
     np.testing.assert_allclose(scores.bald, divergence, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(scores.entropy, scores.expected_entropy + scores.bald, atol=1e-12)
 
 
-def test_float32_log_probabilities_score_as_their_float64_values():
+def test_float32_log_probabilities_match_their_float64_scores():
     log_probs = np.log(dirichlet(20, 3, 10, 0.3)).astype(np.float32)
     single = predictive_scores(predictive_sums(log_probs))
     double = predictive_scores(predictive_sums(log_probs.astype(np.float64)))
@@ -144,7 +146,7 @@ def test_float32_log_probabilities_score_as_their_float64_values():
 # Groups
 
 
-def test_many_draws_in_few_groups_are_summed():
+def test_bald_is_accurate_for_many_draws_in_few_groups():
     probs = dirichlet(5000, 1, 3, 1.0)
     sums = predictive_sums(logs(probs), groups=2)
     np.testing.assert_allclose(predictive_scores(sums).bald, brute_force(probs)["bald"], rtol=1e-9)
@@ -154,9 +156,9 @@ def test_many_draws_in_few_groups_are_summed():
 
 
 @pytest.mark.parametrize("num_draws", [4, 60, 230])
-@pytest.mark.parametrize("tiny", [1e-3, 1e-6, 1e-9])
-def test_nearly_certain_rows_keep_their_digits(num_draws, tiny):
-    uncertainty = tiny * np.random.default_rng(1).uniform(0.5, 1.5, num_draws)
+@pytest.mark.parametrize("scale", [1e-3, 1e-6, 1e-9])
+def test_nearly_certain_rows_keep_full_precision(num_draws, scale):
+    uncertainty = scale * np.random.default_rng(1).uniform(0.5, 1.5, num_draws)
     log_probs = np.stack([np.log1p(-uncertainty), np.log(uncertainty)], axis=1)[:, None]
     scores = predictive_scores(predictive_sums(log_probs))
     exact_mean = sum(map(Fraction, uncertainty)) / num_draws
@@ -167,8 +169,7 @@ def test_nearly_certain_rows_keep_their_digits(num_draws, tiny):
         uncertainty * np.log(uncertainty / mean)
         + (1.0 - uncertainty) * (np.log1p(-uncertainty) - math.log1p(-mean))
     )
-    # float64 holds 1 - uncertainty to 1.1e-16, whatever is done with it: that is the absolute error
-    # to expect.
+    # float64 stores 1 - uncertainty with an absolute error of up to 1.1e-16.
     np.testing.assert_allclose(scores.mean_std, exact_std, rtol=1e-9, atol=3e-16)
     np.testing.assert_allclose(scores.variation_ratio, mean, rtol=1e-9, atol=3e-16)
     np.testing.assert_allclose(scores.entropy, entropy, rtol=1e-9, atol=3e-16)

@@ -26,20 +26,18 @@ def outputs(case, num_draws, rows):
 
 
 def arrays(scores):
-    message = {
-        name: parent for name, parent in vars(scores).items() if isinstance(parent, np.ndarray)
-    }
+    values = {name: value for name, value in vars(scores).items() if isinstance(value, np.ndarray)}
     errors = scores.standard_error or {}
-    return message | {f"error of {name}": error for name, error in errors.items()}
+    return values | {f"error of {name}": error for name, error in errors.items()}
 
 
-def assert_same_bits(some, others):
-    assert some.keys() == others.keys()
-    assert [name for name in some if some[name].tobytes() != others[name].tobytes()] == []
+def assert_same_bits(actual, expected):
+    assert actual.keys() == expected.keys()
+    assert [name for name in actual if actual[name].tobytes() != expected[name].tobytes()] == []
 
 
 @every_case
-def test_scores_by_name_are_those_that_detectors_use(case):
+def test_by_name_returns_the_scores_used_by_detectors(case):
     sums, scores, classes = CASES[case]
     actual = scores(sums(outputs(case, 5, 3)))
     assert tuple(actual.by_name()) == (SCORE_NAMES if classes else MIXTURE_SCORE_NAMES)
@@ -48,13 +46,13 @@ def test_scores_by_name_are_those_that_detectors_use(case):
 
 @every_case
 @pytest.mark.parametrize("num_draws", [1, 2, 3, 9, 64, 100, 101, 350])
-def test_a_row_alone_scores_the_same_bits_as_beside_others(case, num_draws):
+def test_row_scores_are_bit_identical_in_any_batch(case, num_draws):
     sums, scores, _ = CASES[case]
-    created = outputs(case, num_draws, 40)
-    together = arrays(scores(sums(created)))
+    draws = outputs(case, num_draws, 40)
+    full = arrays(scores(sums(draws)))
     for ends in (range(41), [0, 2, 5, 40], [0, 8, 24, 40]):
-        parts = [scores(sums(created[:, a:b])) for a, b in itertools.pairwise(ends)]
-        assert_same_bits(arrays(concatenate(parts)), together)
+        parts = [scores(sums(draws[:, a:b])) for a, b in itertools.pairwise(ends)]
+        assert_same_bits(arrays(concatenate(parts)), full)
 
 
 @every_case
@@ -65,34 +63,32 @@ def test_a_row_alone_scores_the_same_bits_as_beside_others(case, num_draws):
     groups=st.sampled_from([1, 3, 8, 100]),
     data=st.data(),
 )
-def test_draws_split_anyhow_and_merged_in_any_order_give_the_same_sums(
-    case, num_draws, cuts, groups, data
-):
+def test_merged_sums_do_not_depend_on_split_or_order(case, num_draws, cuts, groups, data):
     sums, scores, classes = CASES[case]
-    created = outputs(case, num_draws, 3)
-    full = sums(created, 0, groups)
+    draws = outputs(case, num_draws, 3)
+    full = sums(draws, 0, groups)
     bounds = [0, *sorted(cut for cut in cuts if cut < num_draws), num_draws]
-    parts = [sums(created[a:b], a, groups) for a, b in itertools.pairwise(bounds)]
-    merged, *rest = data.draw(st.permutations(parts))
-    for part in rest:
+    parts = [sums(draws[a:b], a, groups) for a, b in itertools.pairwise(bounds)]
+    merged, *remaining_parts = data.draw(st.permutations(parts))
+    for part in remaining_parts:
         merged = merged.merge(part)
     assert merged.num_draws.tolist() == full.num_draws.tolist()
     assert merged.num_draws.sum() == num_draws
-    for name, parent in vars(full).items():
+    for name, value in vars(full).items():
         exact = classes and name in ("prediction", "squared_deviations", "uncertainty")
-        bounds = {"rtol": 1e-12, "atol": 1e-14} if exact else {"rtol": 1e-11, "atol": 1e-13}
-        np.testing.assert_allclose(vars(merged)[name], parent, **bounds, err_msg=name)
-    some, expected = arrays(scores(merged)), arrays(scores(full))
-    assert some.keys() == expected.keys()  # two draws have fewer errors
-    for name, parent in expected.items():
+        tolerances = {"rtol": 1e-12, "atol": 1e-14} if exact else {"rtol": 1e-11, "atol": 1e-13}
+        np.testing.assert_allclose(vars(merged)[name], value, **tolerances, err_msg=name)
+    actual, expected = arrays(scores(merged)), arrays(scores(full))
+    assert actual.keys() == expected.keys()  # two draws have fewer standard errors
+    for name, value in expected.items():
         is_score = name != "bald_corrected" and not name.startswith("error")
-        bounds = {"rtol": 1e-10, "atol": 1e-13} if is_score else {"rtol": 1e-6, "atol": 1e-9}
-        np.testing.assert_allclose(some[name], parent, **bounds, err_msg=name)
+        tolerances = {"rtol": 1e-10, "atol": 1e-13} if is_score else {"rtol": 1e-6, "atol": 1e-9}
+        np.testing.assert_allclose(actual[name], value, **tolerances, err_msg=name)
 
 
 @every_case
-def test_merging_with_nothing_changes_nothing(case):
+def test_merging_empty_sums_changes_nothing(case):
     sums, scores, _ = CASES[case]
-    some, nothing = sums(outputs(case, 130, 2)), sums(outputs(case, 0, 2))
-    for merged in (some.merge(nothing), nothing.merge(some)):
-        assert_same_bits(arrays(scores(merged)), arrays(scores(some)))
+    full, empty = sums(outputs(case, 130, 2)), sums(outputs(case, 0, 2))
+    for merged in (full.merge(empty), empty.merge(full)):
+        assert_same_bits(arrays(scores(merged)), arrays(scores(full)))

@@ -6,14 +6,14 @@ from model_store.scores.tasks import PREDICTIVES
 OUTPUTS = np.random.default_rng(0).normal(size=(5, 4, 2)).astype(np.float32)  # K, N, C
 
 
-def test_samples_of_a_classification_are_probabilities():
+def test_classification_samples_are_probabilities():
     probs = PREDICTIVES["classification"].samples(
         np.log(np.array([[[0.25, 0.75]]], dtype=np.float32))
     )
     np.testing.assert_allclose(probs, [[[0.25, 0.75]]], rtol=1e-6)
 
 
-def test_samples_of_a_regression_are_mean_and_standard_deviation():
+def test_regression_samples_are_means_and_standard_deviations():
     outputs = np.array(
         [[[3.0, np.log(4.0)], [-1.0, np.log(0.25)]]], dtype=np.float32
     )  # log variances
@@ -23,29 +23,29 @@ def test_samples_of_a_regression_are_mean_and_standard_deviation():
     assert PREDICTIVES["regression"].samples(OUTPUTS).shape == OUTPUTS.shape
 
 
-def test_pools_are_ranked_by_the_score_that_is_asked_for():
+def test_acquisition_returns_the_requested_score():
     log_probs = OUTPUTS - np.logaddexp.reduce(OUTPUTS, axis=2, keepdims=True)
-    classes, target = PREDICTIVES["classification"], PREDICTIVES["regression"]
-    scores = classes.scores(classes.sums(log_probs))
+    classification, regression = PREDICTIVES["classification"], PREDICTIVES["regression"]
+    scores = classification.scores(classification.sums(log_probs))
     for name in ("entropy", "bald", "mean_std", "variation_ratio"):
-        assert classes.acquisition(scores, name).tolist() == getattr(scores, name).tolist()
-    mixture = target.scores(target.sums(OUTPUTS))
-    np.testing.assert_allclose(target.acquisition(mixture, "variance"), mixture.std**2)
+        assert classification.acquisition(scores, name).tolist() == getattr(scores, name).tolist()
+    mixture = regression.scores(regression.sums(OUTPUTS))
+    np.testing.assert_allclose(regression.acquisition(mixture, "variance"), mixture.std**2)
     np.testing.assert_allclose(
-        target.acquisition(mixture, "epistemic_variance"), mixture.epistemic_std**2
+        regression.acquisition(mixture, "epistemic_variance"), mixture.epistemic_std**2
     )
-    assert classes.default_acquisition == "bald"
-    assert target.default_acquisition == "epistemic_variance"
-    for predictive in (classes, target):
+    assert classification.default_acquisition == "bald"
+    assert regression.default_acquisition == "epistemic_variance"
+    for predictive in (classification, regression):
         assert predictive.default_acquisition in predictive.acquisition_scores
 
 
 @pytest.mark.parametrize("task", PREDICTIVES)
-def test_scores_without_standard_errors_are_the_same_scores(task):
+def test_scores_do_not_depend_on_standard_errors(task):
     predictive = PREDICTIVES[task]
     sums = predictive.sums(OUTPUTS - np.logaddexp.reduce(OUTPUTS, axis=2, keepdims=True))
-    without, with_errors = predictive.scores(sums, standard_errors=False), predictive.scores(sums)
-    assert without.standard_error is None
+    scores, with_errors = predictive.scores(sums, standard_errors=False), predictive.scores(sums)
+    assert scores.standard_error is None
     assert with_errors.standard_error is not None
     for name, values in with_errors.by_name().items():
-        assert without.by_name()[name].tolist() == values.tolist()
+        assert scores.by_name()[name].tolist() == values.tolist()

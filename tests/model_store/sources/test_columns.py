@@ -26,21 +26,21 @@ COLUMNS = (
     CategoricalColumn(name="city", categories=("Oslo", "Rome")),
     CategoricalColumn(name="vip", categories=("false", "true")),
 )
-GOOD = {"age": 30, "income": 0.0, "city": "Rome", "vip": True}
-USUAL = {"age": 40, "income": -1, "city": "", "vip": ""}  # means, and unknown categories
+VALID = {"age": 30, "income": 0.0, "city": "Rome", "vip": True}
+USUAL = {"age": 40, "income": -1, "city": "", "vip": ""}  # means and unknown categories
 ENCODED = [-1.0, 2.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0]
 
 
-def test_a_row_is_standardised_and_one_hot():
-    assert encode_objects([GOOD], COLUMNS, "inputs").tolist() == [ENCODED]
+def test_row_is_standardised_and_one_hot_encoded():
+    assert encode_objects([VALID], COLUMNS, "inputs").tolist() == [ENCODED]
 
 
-def test_the_order_of_keys_does_not_matter():
-    assert encode_objects([dict(reversed(GOOD.items()))], COLUMNS, "inputs").tolist() == [ENCODED]
+def test_key_order_does_not_matter():
+    assert encode_objects([dict(reversed(VALID.items()))], COLUMNS, "inputs").tolist() == [ENCODED]
 
 
 @pytest.mark.parametrize(
-    ("changed", "expected"),
+    ("changes", "expected"),
     [
         ({"age": None}, {0: 0.0}),
         ({"income": None}, {1: 0.0, 2: 1.0}),
@@ -54,14 +54,14 @@ def test_the_order_of_keys_does_not_matter():
         ({"vip": None}, {7: 0.0, 8: 1.0}),
     ],
 )
-def test_missing_values_and_unseen_categories_have_their_numbers(changed, expected):
+def test_missing_values_and_unknown_categories_are_encoded(changes, expected):
     encoded = list(ENCODED)
     for i, value in expected.items():
         encoded[i] = value
-    assert encode_objects([GOOD | changed], COLUMNS, "inputs").tolist() == [encoded]
+    assert encode_objects([VALID | changes], COLUMNS, "inputs").tolist() == [encoded]
 
 
-def test_a_category_is_told_apart_as_training_reads_it():
+def test_categories_are_matched_as_in_training():
     columns = [
         CategoricalColumn(name="sold", categories=("false", "true")),
         CategoricalColumn(name="city", categories=("Oslo", " Bergen ")),
@@ -77,31 +77,31 @@ def test_a_category_is_told_apart_as_training_reads_it():
     assert encode_objects([{"sold": True, "city": " Bergen "}], columns, "inputs")[0, 4] == 1.0
 
 
-@pytest.mark.parametrize("name", GOOD)
-def test_a_value_that_no_training_row_lacks_is_replaced_or_refused(name):
-    never, some, older = (
-        tuple(column.model_copy(update={"missing": message}) for column in COLUMNS)
-        for message in (False, True, None)
+@pytest.mark.parametrize("name", VALID)
+def test_value_never_missing_in_training_is_required_or_filled(name):
+    complete, partial, unknown = (
+        tuple(column.model_copy(update={"missing": missing}) for column in COLUMNS)
+        for missing in (False, True, None)
     )
-    rows = [GOOD, GOOD | {name: None}]
-    x = encode_objects(rows, never, "inputs")
+    rows = [VALID, VALID | {name: None}]
+    x = encode_objects(rows, complete, "inputs")
     with pytest.raises(
         InvalidInput, match=rf"^inputs\.6\.{name}: expected a value, because all training rows"
     ):
-        check_complete(x, never, "inputs", 5)
-    missing = fill_missing(x, never)
-    usual = encode_objects([GOOD | {name: USUAL[name]}], never, "inputs")
+        check_complete(x, complete, "inputs", 5)
+    mask = fill_missing(x, complete)
+    usual = encode_objects([VALID | {name: USUAL[name]}], complete, "inputs")
     assert x.tolist() == [ENCODED, *usual.tolist()]
-    assert [c.name for c, is_missing in zip(never, missing[1], strict=True) if is_missing] == [name]
-    assert not missing[0].any()
-    assert fill_missing(x, never) is None
+    assert [c.name for c, is_missing in zip(complete, mask[1], strict=True) if is_missing] == [name]
+    assert not mask[0].any()
+    assert fill_missing(x, complete) is None
     np.testing.assert_array_equal(
-        encode_objects(rows, some, "inputs"), encode_objects(rows, older, "inputs")
+        encode_objects(rows, partial, "inputs"), encode_objects(rows, unknown, "inputs")
     )
-    assert encode_objects([GOOD], never, "inputs").tolist() == [ENCODED]
+    assert encode_objects([VALID], complete, "inputs").tolist() == [ENCODED]
 
 
-def test_a_missing_number_in_an_array_gets_the_usual_value():
+def test_missing_number_in_array_gets_the_usual_value():
     column = NumericColumn(
         name="age", mean=40.0, std=10.0, indicator=False, missing=False, usual=45.0
     )
@@ -111,7 +111,7 @@ def test_a_missing_number_in_an_array_gets_the_usual_value():
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changes", "message"),
     [
         ({"age": "30"}, "inputs.1.age: expected a number, or null, got a string"),
         ({"age": True}, "inputs.1.age: expected a number, or null, got a boolean"),
@@ -123,20 +123,20 @@ def test_a_missing_number_in_an_array_gets_the_usual_value():
         ({"size": 3}, "inputs.1.size: expected only the columns"),
     ],
 )
-def test_a_wrong_value_is_refused_by_its_place(changed, says):
-    with pytest.raises(InvalidInput) as refused:
-        encode_objects([GOOD, GOOD | changed], COLUMNS, "inputs")
-    assert str(refused.value).startswith(says)
+def test_invalid_value_error_names_row_and_column(changes, message):
+    with pytest.raises(InvalidInput) as raised:
+        encode_objects([VALID, VALID | changes], COLUMNS, "inputs")
+    assert str(raised.value).startswith(message)
 
 
-def test_an_absent_column_is_refused_and_is_no_missing_value():
-    absent = {name: value for name, value in GOOD.items() if name != "city"}
+def test_absent_column_is_refused_instead_of_treated_as_missing():
+    row = {name: value for name, value in VALID.items() if name != "city"}
     with pytest.raises(
         InvalidInput, match=r"^inputs\.0\.city: expected a value, or null if it is missing"
     ):
-        encode_objects([absent], COLUMNS, "inputs")
+        encode_objects([row], COLUMNS, "inputs")
     with pytest.raises(InvalidInput, match=r"^inputs\.1: expected an object keyed by column"):
-        encode_objects([GOOD, [0.0] * 9], COLUMNS, "inputs")
+        encode_objects([VALID, [0.0] * 9], COLUMNS, "inputs")
 
 
 DAY = 24 * 60 * 60.0
@@ -146,7 +146,7 @@ TIMES = (
 )
 
 
-def test_a_time_is_standardised_with_where_it_is_in_each_cycle_beside_it():
+def test_time_is_standardised_and_followed_by_cycle_phases():
     encoded = encode_objects([{"seen": "1970-01-08T06:00", "age": 1}], TIMES, "inputs")
     quarter = 2 * np.pi * 0.25 / 7
     assert encoded[0] == pytest.approx(
@@ -154,14 +154,14 @@ def test_a_time_is_standardised_with_where_it_is_in_each_cycle_beside_it():
     )
 
 
-def test_a_missing_time_is_0_everywhere_but_in_its_indicator():
+def test_missing_time_sets_only_its_indicator():
     assert encode_objects([{"seen": None, "age": 1}], TIMES, "inputs").tolist() == [
         [0, 0, 0, 0, 0, 1, 1]
     ]
 
 
 @pytest.mark.parametrize(
-    ("row", "says"),
+    ("row", "message"),
     [
         ({"seen": 5, "age": 1}, "inputs.3.seen: expected a date or time in ISO 8601, such"),
         ({"seen": [], "age": 1}, "inputs.3.seen: expected a date or time in ISO 8601, .*"),
@@ -169,13 +169,13 @@ def test_a_missing_time_is_0_everywhere_but_in_its_indicator():
         ({"seen": None, "age": 1e39}, "inputs.3.age: expected a number closer to the training"),
     ],
 )
-def test_a_wrong_cell_beside_or_among_times_is_refused_by_its_place(row, says):
-    with pytest.raises(InvalidInput) as refused:
+def test_invalid_cell_in_table_with_times_is_named(row, message):
+    with pytest.raises(InvalidInput) as raised:
         encode_objects([row], TIMES, "inputs", first_row=3)
-    assert re.match(says, str(refused.value))
+    assert re.match(message, str(raised.value))
 
 
-WRITTEN = (TimeColumn(name="day", mean=0.0, std=DAY, indicator=False, written="%d/%m/%Y"),)
+DAY_FIRST = (TimeColumn(name="day", mean=0.0, std=DAY, indicator=False, written="%d/%m/%Y"),)
 
 
 @pytest.mark.parametrize(
@@ -189,45 +189,45 @@ WRITTEN = (TimeColumn(name="day", mean=0.0, std=DAY, indicator=False, written="%
         ("1970-03-04T06:00+06:00", 62.0),
     ],
 )
-def test_a_time_may_be_written_as_the_training_data_had_it(cell, days):
-    assert encode_objects([{"day": cell}], WRITTEN, "inputs").tolist() == [[days]]
+def test_time_can_use_the_format_of_the_training_data(cell, days):
+    assert encode_objects([{"day": cell}], DAY_FIRST, "inputs").tolist() == [[days]]
 
 
 @pytest.mark.parametrize(
     "cell", ["31/31/1970", "03.04.1970", "", "04/03/1970 25:00", "04/03/1970" + " " * 100, 5]
 )
-def test_a_time_that_is_written_otherwise_is_refused_with_an_example(cell):
-    says = r"inputs.0.day: expected a date or time in ISO 8601, such as .*, or as the training data had it, such as "
-    with pytest.raises(InvalidInput, match=says + r"'31/05/2024', or null, got "):
-        encode_objects([{"day": cell}], WRITTEN, "inputs")
+def test_time_in_another_format_is_refused_with_an_example(cell):
+    message = r"inputs.0.day: expected a date or time in ISO 8601, such as .*, or as the training data had it, such as "
+    with pytest.raises(InvalidInput, match=message + r"'31/05/2024', or null, got "):
+        encode_objects([{"day": cell}], DAY_FIRST, "inputs")
 
 
-def test_of_many_unknown_or_absent_columns_the_first_is_named_with_at_most_ten_that_are_known():
-    large = tuple(
+def test_error_names_first_unknown_or_absent_column_and_ten_known_columns():
+    columns = tuple(
         NumericColumn(name=f"c{i}", mean=0.0, std=1.0, indicator=False) for i in range(12)
     )
     row = {f"c{i}": 0.0 for i in range(12)}
-    with pytest.raises(InvalidInput) as refused:
-        encode_objects([row | {"y": 1, "x": 1}], large, "inputs")
-    reference = "c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, ..."
+    with pytest.raises(InvalidInput) as raised:
+        encode_objects([row | {"y": 1, "x": 1}], columns, "inputs")
+    known_names = "c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, ..."
     assert (
-        str(refused.value)
-        == f"inputs.0.x: expected only the columns {reference}, got an unknown one"
+        str(raised.value)
+        == f"inputs.0.x: expected only the columns {known_names}, got an unknown one"
     )
     del row["c5"], row["c3"]
     with pytest.raises(InvalidInput, match=r"^inputs\.0\.c3: expected a value"):
-        encode_objects([row], large, "inputs")
+        encode_objects([row], columns, "inputs")
 
 
-def test_long_names_are_cut_where_they_are_refused():
+def test_error_truncates_long_column_names():
     names = [letter * 300 for letter in "ab"]
-    long = tuple(NumericColumn(name=name, mean=0.0, std=1.0, indicator=False) for name in names)
-    with pytest.raises(InvalidInput) as refused:
-        encode_objects([dict.fromkeys([*names, "z" * 100], 0.0)], long, "inputs")
-    reference = f"{names[0]}, {names[1]}"[:500]
+    columns = tuple(NumericColumn(name=name, mean=0.0, std=1.0, indicator=False) for name in names)
+    with pytest.raises(InvalidInput) as raised:
+        encode_objects([dict.fromkeys([*names, "z" * 100], 0.0)], columns, "inputs")
+    known_names = f"{names[0]}, {names[1]}"[:500]
     assert (
-        str(refused.value)
-        == f"inputs.0.{'z' * 80}: expected only the columns {reference}, got an unknown one"
+        str(raised.value)
+        == f"inputs.0.{'z' * 80}: expected only the columns {known_names}, got an unknown one"
     )
 
 
@@ -243,14 +243,14 @@ rows = st.fixed_dictionaries(
 
 
 @given(st.lists(rows, min_size=1, max_size=20))
-def test_a_row_is_encoded_the_same_whatever_stands_beside_it(objects):
-    together = encode_objects(objects, COLUMNS, "inputs")
-    alone = np.concatenate([encode_objects([row], COLUMNS, "inputs") for row in objects])
-    assert together.tobytes() == alone.tobytes()
+def test_row_encoding_does_not_depend_on_other_rows(objects):
+    batch = encode_objects(objects, COLUMNS, "inputs")
+    single = np.concatenate([encode_objects([row], COLUMNS, "inputs") for row in objects])
+    assert batch.tobytes() == single.tobytes()
 
 
 @given(rows)
-def test_arrays_of_a_table_and_objects_of_a_request_are_encoded_alike(row):
+def test_table_arrays_and_request_objects_are_encoded_identically(row):
     values = {
         "age": np.array([np.nan if row["age"] is None else row["age"]]),
         "income": np.array([np.nan if row["income"] is None else row["income"]]),
@@ -264,22 +264,22 @@ def test_arrays_of_a_table_and_objects_of_a_request_are_encoded_alike(row):
     ("value", "text"),
     [("a", "a"), (True, "true"), (False, "false"), (3, "3"), (3.0, "3"), (2.5, "2.5"), (-0.0, "0")],
 )
-def test_categories_have_one_name_each(value, text):
+def test_category_text_is_canonical(value, text):
     assert category_text(value) == text
 
 
-def test_the_usual_row_is_encoded_as_others():
+def test_usual_row_is_encoded_like_any_other():
     usual = {"age": 30.0, "income": 0.0, "city": "Rome", "vip": "true"}
-    reference = [column.model_copy(update={"usual": usual[column.name]}) for column in COLUMNS]
-    assert usual_row(reference).tolist() == ENCODED
+    columns = [column.model_copy(update={"usual": usual[column.name]}) for column in COLUMNS]
+    assert usual_row(columns).tolist() == ENCODED
 
 
-def test_each_column_in_turn_is_as_usual():
+def test_replace_each_column_sets_one_column_to_its_usual_value():
     usual = {"age": 0.0, "income": 0.0, "city": "Oslo", "vip": "false"}
-    reference = [column.model_copy(update={"usual": usual[column.name]}) for column in COLUMNS]
-    x = encode_objects([GOOD, GOOD | {"age": 50, "city": None}], COLUMNS, "inputs")
+    columns = [column.model_copy(update={"usual": usual[column.name]}) for column in COLUMNS]
+    x = encode_objects([VALID, VALID | {"age": 50, "city": None}], COLUMNS, "inputs")
     expected = []
-    for row in ({**GOOD}, GOOD | {"age": 50, "city": None}):
+    for row in ({**VALID}, VALID | {"age": 50, "city": None}):
         changes = [{}, *({name: value} for name, value in usual.items())]
         expected.append(encode_objects([row | change for change in changes], COLUMNS, "inputs"))
-    assert np.array_equal(replace_each_column(reference, x), np.concatenate(expected))
+    assert np.array_equal(replace_each_column(columns, x), np.concatenate(expected))

@@ -25,7 +25,7 @@ from tests.support.images import png_bytes
 from tests.support.recipes import get_recipe
 from training.data import load
 
-NAMED = InputSpec(
+TABLE_WITH_IDS = InputSpec(
     shape=(7,),
     minimum=-9.0,
     maximum=9.0,
@@ -53,20 +53,19 @@ def _small_parts(monkeypatch):
     monkeypatch.setattr(row_file, "PART_ROWS", 4)
 
 
-def gathered(pool, first=0):
-    """All rows from one on, flat."""
+def read_rows(pool, first=0):
+    """Return all rows from `first` on, flattened."""
     return np.concatenate(
         [np.asarray(part, dtype=np.float32).reshape(len(part), -1) for part in pool.parts(first)]
     )
 
 
-def refused(path, spec, match):
+def check_error(path, spec, match):
     with pytest.raises(InvalidInput, match=match):
         open_rows(path, spec, "pool_file")
 
 
-def written(tmp_path, kind):
-    """The rows as a file of a kind."""
+def write_rows(tmp_path, kind):
     path = tmp_path / f"rows.{kind.split()[0]}"
     if kind == "npy":
         np.save(path, X)
@@ -101,29 +100,29 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("first", [0, 1, 4, 9])
-def test_rows_are_read_whole_and_from_any_row_on(tmp_path, kind, first):
-    pool = open_rows(written(tmp_path, kind), ARRAYS, "pool_file")
+def test_rows_are_read_from_any_first_row(tmp_path, kind, first):
+    pool = open_rows(write_rows(tmp_path, kind), ARRAYS, "pool_file")
     assert pool.rows == 10
-    assert gathered(pool, first).tolist() == FLAT[first:].tolist()
+    assert read_rows(pool, first).tolist() == FLAT[first:].tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_parts_are_no_longer_than_they_may_be(tmp_path, kind):
-    pool = open_rows(written(tmp_path, kind), ARRAYS, "pool_file")
+def test_parts_have_a_maximum_length(tmp_path, kind):
+    pool = open_rows(write_rows(tmp_path, kind), ARRAYS, "pool_file")
     assert [len(part) for part in pool.parts()] == [4, 4, 2]
 
 
-def test_ids_and_what_is_ignored_are_said(tmp_path):
-    npz = open_rows(written(tmp_path, "npz deflated"), ARRAYS, "pool_file")
+def test_ids_ignored_columns_and_read_as_are_reported(tmp_path):
+    npz = open_rows(write_rows(tmp_path, "npz deflated"), ARRAYS, "pool_file")
     assert (npz.ids(), npz.ignored, npz.read_as) == (
         [str(i) for i in range(10)],
         ["other"],
         "the array pool",
     )
-    lists = open_rows(written(tmp_path, "parquet lists"), ARRAYS, "pool_file")
+    lists = open_rows(write_rows(tmp_path, "parquet lists"), ARRAYS, "pool_file")
     assert (lists.ids(), lists.ignored) == ([f"r{i}" for i in range(10)], ["label"])
     assert lists.read_as == "the column v"
-    columns = open_rows(written(tmp_path, "parquet columns"), ARRAYS, "pool_file")
+    columns = open_rows(write_rows(tmp_path, "parquet columns"), ARRAYS, "pool_file")
     assert columns.ids() is None
     assert columns.read_as == "the 6 columns of numbers, in the file's order"
 
@@ -138,7 +137,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("kind", ["csv", "semicolons", "parquet"])
-def test_a_table_has_the_cells_that_objects_of_a_request_have(tmp_path, kind):
+def test_table_rows_match_request_objects(tmp_path, kind):
     path = tmp_path / f"rows.{'parquet' if kind == 'parquet' else 'csv'}"
     if kind == "parquet":
         pq.write_table(
@@ -161,7 +160,7 @@ def test_a_table_has_the_cells_that_objects_of_a_request_have(tmp_path, kind):
         assert pool.ignored == ["note"]
 
 
-def test_a_cell_that_is_no_number_is_named_by_row_and_column(tmp_path):
+def test_error_for_non_numeric_cell_names_row_and_column(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("width,colour\n" + "1,red\n" * 5 + "wide,red\n")
     pool = open_rows(path, TABLE, "pool_file")
@@ -172,14 +171,14 @@ def test_a_cell_that_is_no_number_is_named_by_row_and_column(tmp_path):
         encode_cells(parts[0], COLUMNS, "pool_file", 4)
 
 
-def test_decimal_commas_are_read_as_such_where_no_number_has_a_point(tmp_path):
+def test_decimal_commas_are_read_if_no_number_has_a_decimal_point(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("width;colour\n1,5;red\n-0,25;blue\n3;red\n")
     pool = open_rows(path, TABLE, "pool_file")
     assert pool.read_as == "2 columns by name, with decimal commas"
     assert next(pool.parts())["width"] == [1.5, -0.25, 3.0]
     path.write_text("width;colour\n1,5;red\n0.25;blue\n")
-    refused(
+    check_error(
         path,
         TABLE,
         "pool_file: expected numbers with decimal points or with decimal commas, got both",
@@ -187,22 +186,21 @@ def test_decimal_commas_are_read_as_such_where_no_number_has_a_point(tmp_path):
 
 
 @pytest.mark.parametrize("missing", ["n.a.", "."])
-def test_a_missing_value_with_a_dot_is_no_decimal_point(tmp_path, missing):
+def test_dot_in_missing_value_is_not_a_decimal_point(tmp_path, missing):
     path = tmp_path / "rows.csv"
     path.write_text(f"width;colour\n1,5;red\n{missing};blue\n")
     pool = open_rows(path, TABLE.model_copy(update={"missing_values": (missing,)}), "pool_file")
     assert next(pool.parts())["width"] == [1.5, None]
 
 
-def test_a_csv_file_is_read_as_it_is_in_training(tmp_path):
-    """Booleans as pandas writes them, blanks around names and cells, what counts as missing, a
-    column of ids."""
+def test_csv_file_is_read_as_in_training(tmp_path):
+    """Covers pandas booleans, surrounding blanks, missing values and an id column."""
     path = tmp_path / "rows.csv"
     path.write_text(
         "key, width ,is sold, city,note,note\n007, 1.5,True, Oslo,a,b\n008,?,FALSE,NULL,a,b\n "
         "9,n/a,false,Rome,,\n"
     )
-    pool = open_rows(path, NAMED, "pool_file")
+    pool = open_rows(path, TABLE_WITH_IDS, "pool_file")
     assert pool.ids() == ["007", "008", "9"]
     assert (pool.read_as, pool.ignored) == ("3 columns by name, named by key", ["note", "note"])
     expected = {
@@ -212,13 +210,13 @@ def test_a_csv_file_is_read_as_it_is_in_training(tmp_path):
     }
     assert next(pool.parts()) == expected
     path.write_text('width,is sold,city\n"1,5",true,Oslo\n"1,234",true,Oslo\n')
-    pool = open_rows(path, NAMED, "pool_file")
+    pool = open_rows(path, TABLE_WITH_IDS, "pool_file")
     assert pool.read_as == "3 columns by name, with decimal commas"
     assert next(pool.parts())["width"] == [1.5, 1.234]
 
 
 @pytest.mark.parametrize(
-    ("delimiter", "encoding", "before", "point", "none"),
+    ("delimiter", "encoding", "prefix", "point", "missing"),
     [
         (",", "utf-8", "", ".", ""),
         (",", "utf-8-sig", " ", ".", "NULL"),
@@ -228,19 +226,19 @@ def test_a_csv_file_is_read_as_it_is_in_training(tmp_path):
         (",", "latin-1", "", ",", "?"),
     ],
 )
-def test_the_file_that_was_fitted_has_the_same_rows_as_a_pool(
-    tmp_path, delimiter, encoding, before, point, none
+def test_training_file_has_the_same_rows_as_a_pool(
+    tmp_path, delimiter, encoding, prefix, point, missing
 ):
     rng = np.random.default_rng(0)
     names = ["key", "age", "city", "vip", "income", "joined", "label"]
-    odd = "Lag\x81" if encoding == "latin-1" else "Köln"
+    city = "Lag\x81" if encoding == "latin-1" else "Köln"
     rows = [
         [
             f"k{i:03d}",
             str(rng.integers(18, 80)),
-            [odd, "Oslo", none][i % 3],
+            [city, "Oslo", missing][i % 3],
             str(i % 4 == 0),
-            none if i % 5 == 0 else f"{rng.normal():.2f}".replace(".", point),
+            missing if i % 5 == 0 else f"{rng.normal():.2f}".replace(".", point),
             f"2024-05-{1 + i % 28:02d}",
             ["no", "yes"][i % 2],
         ]
@@ -248,7 +246,7 @@ def test_the_file_that_was_fitted_has_the_same_rows_as_a_pool(
     ]
     content = io.StringIO()
     csv.writer(content, delimiter=delimiter).writerows(
-        [[before + cell for cell in row] for row in [names, *rows]]
+        [[prefix + cell for cell in row] for row in [names, *rows]]
     )
     (tmp_path / "a.csv").write_bytes(content.getvalue().encode(encoding))
     recipe = get_recipe(
@@ -260,27 +258,27 @@ def test_the_file_that_was_fitted_has_the_same_rows_as_a_pool(
     assert [column.name for column in data.columns] == names[1:-1]
     assert sorted(x.tolist()) == sorted(np.concatenate([data.train.x, data.test.x]).tolist())
     assert pool.ids() == [row[0] for row in rows]
-    commas = ", with decimal commas" if point == "," else ""
-    message = "" if encoding.startswith("utf-8") else f", as {encoding}"
-    assert pool.read_as == f"5 columns by name{commas}{message}, named by key"
+    comma_note = ", with decimal commas" if point == "," else ""
+    encoding_note = "" if encoding.startswith("utf-8") else f", as {encoding}"
+    assert pool.read_as == f"5 columns by name{comma_note}{encoding_note}, named by key"
     assert data.classes == ("no", "yes")
 
 
-def test_columns_that_are_there_twice_and_rows_without_ids_are_named(tmp_path):
+def test_duplicate_columns_and_rows_without_ids_are_named(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("width,colour,width\n1,red,1\n")
-    refused(path, TABLE, r"pool_file\.width: expected one column with that name, got 2")
+    check_error(path, TABLE, r"pool_file\.width: expected one column with that name, got 2")
     path.write_text("id,width,colour\na,1,red\n ,1,red\n")
     with pytest.raises(InvalidInput, match="id: expected an id for each row, got none in row 1"):
         open_rows(path, TABLE, "pool_file").ids()
     path = tmp_path / "rows.parquet"
     cells = [pa.array([1.0, 2.0]), pa.array(["red", "blue"]), pa.array([1.0, 2.0])]
     pq.write_table(pa.Table.from_arrays(cells, names=["width", "colour", "width"]), path)
-    refused(path, TABLE, r"pool_file\.width: expected one column with that name, got 2")
+    check_error(path, TABLE, r"pool_file\.width: expected one column with that name, got 2")
 
 
 @pytest.mark.parametrize(
-    ("ids", "found"),
+    ("ids", "expected"),
     [
         (pa.array([2**60, 2**60 + 1]), [str(2**60), str(2**60 + 1)]),
         (pa.array([b"\x00" * 16, b"\xff" * 16], pa.binary(16)), ["00" * 16, "ff" * 16]),
@@ -301,18 +299,18 @@ def test_columns_that_are_there_twice_and_rows_without_ids_are_named(tmp_path):
     ],
     ids=["large", "uuid", "dictionary", "time", "nan", "bytes", "lists"],
 )
-def test_ids_are_kept_as_they_are_or_refused_by_row(tmp_path, ids, found):
+def test_ids_are_read_as_text_or_refused_by_row(tmp_path, ids, expected):
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"id": ids, "width": [1.0, 2.0], "colour": ["red", "red"]}), path)
     pool = open_rows(path, TABLE, "pool_file")
-    if isinstance(found, list):
-        assert pool.ids() == found
+    if isinstance(expected, list):
+        assert pool.ids() == expected
         return
-    with pytest.raises(InvalidInput, match=f"id: expected {found}"):
+    with pytest.raises(InvalidInput, match=f"id: expected {expected}"):
         pool.ids()
 
 
-def test_numbers_in_strings_and_an_index_of_pandas_in_parquet(tmp_path):
+def test_parquet_numeric_strings_are_parsed_and_pandas_index_is_ignored(tmp_path):
     path = tmp_path / "rows.parquet"
     pq.write_table(
         pa.table(
@@ -324,7 +322,7 @@ def test_numbers_in_strings_and_an_index_of_pandas_in_parquet(tmp_path):
         ),
         path,
     )
-    part = next(open_rows(path, NAMED, "pool_file").parts())
+    part = next(open_rows(path, TABLE_WITH_IDS, "pool_file").parts())
     assert part == {
         "width": [1.5, -2.0, None, None],
         "is sold": ["true", None, "false", "false"],
@@ -333,10 +331,10 @@ def test_numbers_in_strings_and_an_index_of_pandas_in_parquet(tmp_path):
     index = {"__index_level_0__": np.arange(10)}
     pq.write_table(pa.table({**{f"p{i}": FLAT[:, i] for i in range(6)}, **index}), path)
     pool = open_rows(path, ARRAYS, "pool_file")
-    assert (pool.ignored, gathered(pool).tolist()) == (["__index_level_0__"], FLAT.tolist())
+    assert (pool.ignored, read_rows(pool).tolist()) == (["__index_level_0__"], FLAT.tolist())
 
 
-def test_what_may_be_thousands_or_no_number_is_refused_and_not_guessed(tmp_path):
+def test_ambiguous_thousands_separators_are_refused(tmp_path):
     path = tmp_path / "rows.csv"
     for cell in ('"1,234"', "1_000"):
         path.write_text(f"width,colour\n{cell},red\n")
@@ -347,8 +345,8 @@ def test_what_may_be_thousands_or_no_number_is_refused_and_not_guessed(tmp_path)
             encode_cells(next(pool.parts()), COLUMNS, "pool_file")
 
 
-def test_a_file_that_is_cut_off_while_it_is_read_is_told(tmp_path):
-    path = written(tmp_path, "npy")
+def test_file_truncated_while_reading_is_reported(tmp_path):
+    path = write_rows(tmp_path, "npy")
     pool = open_rows(path, ARRAYS, "pool_file")
     parts = pool.parts()
     next(parts)
@@ -360,17 +358,17 @@ def test_a_file_that_is_cut_off_while_it_is_read_is_told(tmp_path):
         list(parts)
 
 
-def test_a_zip_s_files_are_rows_in_the_order_of_their_names(tmp_path):
+def test_zip_members_are_rows_sorted_by_name(tmp_path):
     path, content = tmp_path / "images.zip", png_bytes(X[0].astype(np.uint8))
     names = ("b/2.png", "a.png", "__MACOSX/._a.png", "b/.DS_Store", "b/")
     path.write_bytes(zip_bytes(dict.fromkeys(names, content)))
     pool = open_rows(path, IMAGES, "pool_file")
     assert pool.ids() == ["a.png", "b/2.png"]
     assert [len(part) for part in pool.parts()] == [2]
-    refused(path, ARRAYS, "pool_file: expected a zip for a model of images or text alone")
+    check_error(path, ARRAYS, "pool_file: expected a zip for a model of images or text alone")
 
 
-def test_folders_in_a_zip_that_windows_made_are_folders(tmp_path):
+def test_backslashes_in_zip_names_separate_folders(tmp_path):
     path = tmp_path / "images.zip"
     with zipfile.ZipFile(path, "w") as archive:
         for name in ("b\\", "b\\2.png", "b\\Thumbs.db", "__MACOSX\\._2.png", "a.png"):
@@ -382,7 +380,7 @@ def test_folders_in_a_zip_that_windows_made_are_folders(tmp_path):
     assert [len(part) for part in pool.parts()] == [2]
 
 
-def test_a_cell_of_a_csv_file_may_be_as_long_as_a_text(tmp_path):
+def test_csv_cell_can_contain_a_long_text(tmp_path):
     spec = InputSpec(
         shape=(4,),
         dtype="int32",
@@ -397,7 +395,7 @@ def test_a_cell_of_a_csv_file_may_be_as_long_as_a_text(tmp_path):
     ]
 
 
-def test_files_in_a_column_of_parquet_are_images(tmp_path):
+def test_parquet_column_of_files_is_read_as_images(tmp_path):
     path = tmp_path / "images.parquet"
     content = png_bytes(X[0].astype(np.uint8))
     pq.write_table(
@@ -408,45 +406,45 @@ def test_files_in_a_column_of_parquet_are_images(tmp_path):
     assert pool.read_as == "files in the column image"
 
 
-def test_what_is_no_pool_is_refused_with_the_reason(tmp_path):
-    for ending in (".npy", ".npz", ".parquet", ".zip"):
-        (tmp_path / f"broken{ending}").write_bytes(b"rubbish" * 100)
-        spec = IMAGES if ending == ".zip" else ARRAYS
-        refused(
-            tmp_path / f"broken{ending}", spec, f"pool_file: expected a whole {ending[1:]} file"
+def test_invalid_pool_files_are_refused_with_the_reason(tmp_path):
+    for suffix in (".npy", ".npz", ".parquet", ".zip"):
+        (tmp_path / f"broken{suffix}").write_bytes(b"rubbish" * 100)
+        spec = IMAGES if suffix == ".zip" else ARRAYS
+        check_error(
+            tmp_path / f"broken{suffix}", spec, f"pool_file: expected a whole {suffix[1:]} file"
         )
     (tmp_path / "rows.xlsx").write_bytes(b"")
-    refused(tmp_path / "rows.xlsx", ARRAYS, r"a file that ends in \.npy, .*got \.xlsx")
+    check_error(tmp_path / "rows.xlsx", ARRAYS, r"a file that ends in \.npy, .*got \.xlsx")
     np.save(tmp_path / "wide.npy", np.zeros((3, 7)))
-    refused(tmp_path / "wide.npy", ARRAYS, r"shape \(N, 2, 3\) or \(N, 6\), got shape \(3, 7\)")
+    check_error(tmp_path / "wide.npy", ARRAYS, r"shape \(N, 2, 3\) or \(N, 6\), got shape \(3, 7\)")
     np.save(tmp_path / "none.npy", np.zeros((0, 6)))
-    refused(tmp_path / "none.npy", ARRAYS, "at least one row, got none")
+    check_error(tmp_path / "none.npy", ARRAYS, "at least one row, got none")
     (tmp_path / "objects.npy").write_bytes(npy_header((3,), "|O"))
-    refused(tmp_path / "objects.npy", ARRAYS, "a whole npy file of numbers")
+    check_error(tmp_path / "objects.npy", ARRAYS, "a whole npy file of numbers")
     members = {"x.npy": npy_bytes(FLAT), "ids.npy": npy_header((10,), "|O")}
     (tmp_path / "objects.npz").write_bytes(zip_bytes(members))
-    refused(
+    check_error(
         tmp_path / "objects.npz",
         ARRAYS,
         "ids: expected an array of numbers or strings, got one of Python objects",
     )
     np.savez(tmp_path / "two.npz", a=FLAT, b=FLAT)
-    refused(
+    check_error(
         tmp_path / "two.npz", ARRAYS, "one array of rows, or one of several that is named pool or"
     )
     pq.write_table(pa.table({"a": [1.0]}), tmp_path / "narrow.parquet")
-    refused(
+    check_error(
         tmp_path / "narrow.parquet",
         ARRAYS,
         "one column of lists of 6 numbers, or 6 columns of numbers",
     )
-    refused(
+    check_error(
         tmp_path / "narrow.parquet",
         TABLE,
         r"pool_file\.width: expected a column with that name, got columns a",
     )
     (tmp_path / "ragged.csv").write_text("width,colour\n1,red\n2\n")
-    refused(
+    check_error(
         tmp_path / "ragged.csv", TABLE, r"pool_file\.1: expected 2 cells, as the first line, got 1"
     )
     for text in (
@@ -455,63 +453,69 @@ def test_what_is_no_pool_is_refused_with_the_reason(tmp_path):
         'width,"colour\n1,red\n',
     ):
         (tmp_path / "open.csv").write_text(text)
-        refused(
+        check_error(
             tmp_path / "open.csv",
             TABLE,
             "with closed quotes, got an open quote at the end",
         )
     (tmp_path / "open.csv").write_text('width,colour\n1,"red\n2,red\n3,"red\n')
-    refused(tmp_path / "open.csv", TABLE, "got an unmatched quote in the row that starts in line 2")
+    check_error(
+        tmp_path / "open.csv", TABLE, "got an unmatched quote in the row that starts in line 2"
+    )
     (tmp_path / "open.csv").write_text('sep=,\nwidth,colour\n1,"red\n2,red\n3,"red\n')
-    refused(tmp_path / "open.csv", TABLE, "got an unmatched quote in the row that starts in line 3")
+    check_error(
+        tmp_path / "open.csv", TABLE, "got an unmatched quote in the row that starts in line 3"
+    )
     (tmp_path / "open.csv").write_text('width,colour\n1,"' + "2 red\n" * 3_000_000)
-    refused(tmp_path / "open.csv", TABLE, "with closed quotes, got field larger than")
+    check_error(tmp_path / "open.csv", TABLE, "with closed quotes, got field larger than")
 
 
 @pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
-def test_parquet_texts_in_delta_encodings_are_read(tmp_path, encoding):
+def test_delta_encoded_parquet_texts_are_read(tmp_path, encoding):
     path, texts = tmp_path / "rows.parquet", [f"text {n % 7}" for n in range(600)]
     table = pa.table({"width": [1.0] * 600, "is sold": texts, "city": texts, "key": texts})
     names = {"is sold": encoding, "city": encoding, "key": encoding}
     pq.write_table(table, path, use_dictionary=False, column_encoding=names)
-    pool = open_rows(path, NAMED, "pool_file")
+    pool = open_rows(path, TABLE_WITH_IDS, "pool_file")
     assert [text for part in pool.parts() for text in part["city"]] == texts
     assert [text for part in pool.id_parts() for text in part] == texts
 
 
-def test_errors_of_parquet_files_have_the_reason_of_pyarrow(tmp_path, monkeypatch):
+def test_parquet_errors_include_the_reason_from_pyarrow(tmp_path, monkeypatch):
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({f"p{i}": FLAT[:, i] for i in range(6)}), path)
-    refused(
+    check_error(
         path.with_suffix(".absent.parquet"), ARRAYS, "a readable parquet file, got No such file"
     )
     content = path.read_bytes()
     path.write_bytes(content[:-8])
-    refused(path, ARRAYS, "a whole parquet file, got Parquet magic bytes not found in footer")
+    check_error(path, ARRAYS, "a whole parquet file, got Parquet magic bytes not found in footer")
 
     def fail(error):
         monkeypatch.setattr(pq.ParquetFile, "__init__", Mock(side_effect=error))
 
     fail(OSError("Not yet implemented: Unsupported encoding."))
-    refused(path, ARRAYS, "a supported parquet file, got Not yet implemented: Unsupported encoding")
+    check_error(
+        path, ARRAYS, "a supported parquet file, got Not yet implemented: Unsupported encoding"
+    )
     fail(pa.ArrowMemoryError("malloc of size 10 failed"))
     with pytest.raises(MemoryError):
         open_rows(path, ARRAYS, "pool_file")
 
 
-def test_booleans_are_no_numbers_in_parquet_files(tmp_path):
+def test_parquet_booleans_are_not_numbers(tmp_path):
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"width": [True, None], "colour": ["red", "blue"]}), path)
     part = next(open_rows(path, TABLE, "pool_file").parts())
     with pytest.raises(InvalidInput, match=r"pool_file\.0\.width: expected a number, .* a boolean"):
         encode_cells(part, COLUMNS, "pool_file")
     pq.write_table(pa.table({f"p{i}": FLAT[:, i] > 1 for i in range(6)}), path)
-    refused(path, ARRAYS, "6 columns of numbers, got 0 of lists and 0 of numbers")
+    check_error(path, ARRAYS, "6 columns of numbers, got 0 of lists and 0 of numbers")
     pq.write_table(pa.table({"v": (FLAT > 1).tolist()}), path)
-    refused(path, ARRAYS, "one column of lists of 6 numbers, .* got 0 of lists")
+    check_error(path, ARRAYS, "one column of lists of 6 numbers, .* got 0 of lists")
 
 
-def test_a_list_of_another_length_is_named(tmp_path):
+def test_error_for_list_of_wrong_length_names_its_row(tmp_path):
     path = tmp_path / "ragged.parquet"
     pq.write_table(pa.table({"v": [[1.0] * 6] * 5 + [[1.0] * 5] + [[1.0] * 7]}), path)
     pool = open_rows(path, ARRAYS, "pool_file")
@@ -519,7 +523,7 @@ def test_a_list_of_another_length_is_named(tmp_path):
         list(pool.parts())
 
 
-def test_a_truncated_npz_is_told_where_it_ends(tmp_path):
+def test_damaged_npz_is_reported_while_reading(tmp_path):
     np.savez_compressed(tmp_path / "rows.npz", x=np.random.default_rng(0).normal(size=(1000, 6)))
     content = bytearray((tmp_path / "rows.npz").read_bytes())
     content[2000] ^= 255
@@ -529,7 +533,7 @@ def test_a_truncated_npz_is_told_where_it_ends(tmp_path):
         list(pool.parts())
 
 
-def test_ids_that_repeat_are_refused_and_named():
+def test_duplicate_or_missing_ids_are_refused():
     check_ids(["a", "b"], 2)
     with pytest.raises(InvalidInput, match="an id for each of the 3 pool rows, got 2"):
         check_ids(["a", "b"], 3)
@@ -537,7 +541,7 @@ def test_ids_that_repeat_are_refused_and_named():
         check_ids(["a", "b", "c", "b"], 4)
 
 
-def test_names_stay_in_the_operator_s_folder(tmp_path):
+def test_pool_paths_cannot_leave_the_pools_folder(tmp_path):
     folder, outside = tmp_path / "pools", tmp_path / "secret.npy"
     (folder / "sub").mkdir(parents=True)
     outside.write_text("")

@@ -12,12 +12,12 @@ from model_store.sources.text import TextEncoder
 from service.api.acquire import preview_rows
 from tests.support.files import CSV, ENDINGS, npz_bytes, parquet_bytes, zip_bytes
 from tests.support.kinds import PICTURES, TEXTS
-from tests.support.odd_files import bad_utf8, damaged, odd_files
+from tests.support.odd_files import bad_utf8, damage_files, odd_files
 from tests.support.texts import tokenizer
 
 AGE = {"kind": "numeric", "name": "age", "mean": 50.0, "std": 20.0, "indicator": False}
 CITY = {"kind": "categorical", "name": "city", "categories": ["Rome"]}
-WHEN = {"kind": "time", "name": "when", "mean": 0.0, "std": 1e8, "indicator": False}
+TIME = {"kind": "time", "name": "when", "mean": 0.0, "std": 1e8, "indicator": False}
 SPECS = [
     InputSpec.model_validate({"minimum": 0, "maximum": 255, **spec})
     for spec in (
@@ -25,7 +25,7 @@ SPECS = [
         {"shape": [1]},
         {"shape": [64], "dtype": "int32"},
         {"shape": [3], "columns": [AGE, CITY]},
-        {"shape": [4], "columns": [AGE, CITY, WHEN]},
+        {"shape": [4], "columns": [AGE, CITY, TIME]},
         PICTURES,
         TEXTS,
     )
@@ -44,18 +44,18 @@ def encoder():
 def read(media_type, content, spec, encoder=None):
     try:
         file = open_rows(content, spec, "pool", ENDINGS[media_type])
-        displayed = [file.read_as, file.ignored, preview_rows(file, [0, 1, 9])]
+        preview = [file.read_as, file.ignored, preview_rows(file, [0, 1, 9])]
         ids = file.ids()
         if ids is not None:
             check_ids(ids, file.rows)
-        orjson.dumps([displayed, ids], option=orjson.OPT_SERIALIZE_NUMPY)
+        orjson.dumps([preview, ids], option=orjson.OPT_SERIALIZE_NUMPY)
         assert len(RowReader(spec, "pool", encoder=encoder).read_all(file)) == file.rows
     except (InvalidInput, TooLarge) as error:
         orjson.dumps(str(error))
         assert len(str(error)) < 2000
 
 
-def test_an_odd_file_is_read_or_refused(encoder):
+def test_odd_files_are_read_or_refused(encoder):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for i, (kind, media_type, content) in enumerate(odd_files()[::2]):
@@ -67,9 +67,9 @@ def test_an_odd_file_is_read_or_refused(encoder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", range(len(SPECS)))
-def test_every_odd_and_many_a_damaged_file_is_read_or_refused(spec, encoder):
+def test_odd_and_damaged_files_are_read_or_refused_for_every_spec(spec, encoder):
     files = odd_files()
-    for kind, media_type, content in [*files, *damaged(files, 3000, spec)]:
+    for kind, media_type, content in [*files, *damage_files(files, 3000, spec)]:
         try:
             read(media_type, content, SPECS[spec], encoder)
         except Exception as error:
@@ -77,7 +77,7 @@ def test_every_odd_and_many_a_damaged_file_is_read_or_refused(spec, encoder):
 
 
 @pytest.mark.parametrize(
-    ("column", "values", "says"),
+    ("column", "values", "message"),
     [
         ("city", bad_utf8("string"), "pool.city: expected UTF-8 text"),
         ("when", np.array([2**60] * 4, "<M8[us]"), "pool.when: expected UTF-8 text, times up"),
@@ -85,36 +85,36 @@ def test_every_odd_and_many_a_damaged_file_is_read_or_refused(spec, encoder):
         ("id", np.array([2**60] * 4, "<M8[us]"), "id: expected UTF-8 text, times up"),
     ],
 )
-def test_values_that_python_has_no_type_for_are_refused_by_their_column(column, values, says):
+def test_values_without_a_python_type_are_refused_by_column(column, values, message):
     content = parquet_bytes({**COLUMNS, column: values})
-    with pytest.raises(InvalidInput, match=f"^{says}"):
+    with pytest.raises(InvalidInput, match=f"^{message}"):
         file = open_rows(content, PEOPLE, "pool", ".parquet")
         file.ids()
         next(iter(file.parts()))
 
 
 @pytest.mark.parametrize(
-    ("ids", "says"),
+    ("ids", "message"),
     [
         (np.array(["a", "b\udc80", "c", "d"]), "got another type in row 1"),
         (np.array([b"a", b"b", b"\xff", b"d"]), "got another type in row 2"),
         (np.array([0x110000] * 4, "<u4").view("<U1"), "expected Unicode text"),
     ],
 )
-def test_ids_that_are_no_unicode_are_refused(ids, says):
+def test_ids_that_are_not_unicode_are_refused(ids, message):
     file = open_rows(npz_bytes(x=X, ids=ids), FLAT, "pool", ".npz")
-    with pytest.raises(InvalidInput, match=f"^ids: .*{says}"):
+    with pytest.raises(InvalidInput, match=f"^ids: .*{message}"):
         file.ids()
 
 
-def test_names_of_files_that_are_no_utf_8_are_refused():
+def test_zip_with_file_names_that_are_not_utf_8_is_refused():
     content = bytearray(zip_bytes({"aaa.txt": b"a"}).replace(b"aaa", b"\xed\xa0\x80"))
     content[content.find(b"PK\x01\x02") + 9] |= 0x08
     with pytest.raises(InvalidInput, match="pool: expected a whole zip file"):
         open_rows(bytes(content), SPECS[-1], "pool", ".zip")
 
 
-def test_a_thousand_columns_that_are_not_read_are_named():
+def test_list_of_ignored_columns_is_limited():
     names = ",".join(f"{i}{'a' * 100}" for i in range(3000))
     row = ",".join(["1"] * 3000)
     content = f"age,city,{names}\n1,Rome,{row}\n".encode()

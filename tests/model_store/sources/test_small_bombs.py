@@ -19,7 +19,7 @@ TEXT = InputSpec(
     maximum=9,
     text={"column": "text", "max_tokens": 4, "pad_id": 0},
 )
-MOST_BYTES = 200 << 20
+MAX_BYTES = 200 << 20
 
 
 def zstd(columns):
@@ -27,38 +27,38 @@ def zstd(columns):
 
 
 @pytest.fixture(autouse=True)
-def _in_little_memory():
+def _limit_memory():
     tracemalloc.start()
-    before = pa.total_allocated_bytes()
+    arrow_bytes = pa.total_allocated_bytes()
     yield
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < MOST_BYTES
-    assert pa.default_memory_pool().max_memory() - before < 2 * MOST_BYTES
+    assert peak < MAX_BYTES
+    assert pa.default_memory_pool().max_memory() - arrow_bytes < 2 * MAX_BYTES
 
 
 @pytest.mark.parametrize("rows", [10**9, 10**15])
-def test_a_header_that_announces_more_than_its_bytes_can_hold_is_refused(rows):
+def test_npy_header_larger_than_its_data_is_refused(rows):
     body = npz_bytes(x=npy_header((rows, 4)))
     assert len(body) < 300
     with pytest.raises(InvalidInput, match="x: expected as many bytes as the npy header says"):
         open_rows(body, NUMBERS, "pool", ".npz")
 
 
-def test_ids_of_millions_of_letters_are_refused():
+def test_very_long_ids_are_refused():
     body = npz_bytes(x=np.zeros((3, 4)), ids=np.array(["a" * 10**6, "b", "c"]))
     with pytest.raises(InvalidInput, match="ids: expected ids of at most 1000 letters"):
         open_rows(body, NUMBERS, "pool", ".npz")
 
 
-def test_a_list_that_is_longer_than_a_row_is_refused():
+def test_list_longer_than_a_row_is_refused():
     body = zstd({"x": pa.array([[0.0] * 10**7], pa.list_(pa.float32()))})
     pool = open_rows(body, NUMBERS, "pool", ".parquet")
     with pytest.raises(InvalidInput, match=r"pool\.0: expected 4 numbers, got 10000000"):
         next(pool.parts())
 
 
-def test_an_id_of_a_million_letters_that_repeats_is_refused():
+def test_very_long_dictionary_encoded_id_is_refused():
     ids = pa.DictionaryArray.from_arrays(pa.array([0] * 50), pa.array(["a" * 10**6]))
     rows = pa.array([[0.0] * 4] * 50, pa.list_(pa.float32()))
     pool = open_rows(zstd({"id": ids, "x": rows}), NUMBERS, "pool", ".parquet")
@@ -66,73 +66,73 @@ def test_an_id_of_a_million_letters_that_repeats_is_refused():
         pool.ids()
 
 
-def test_a_text_that_repeats_comes_in_pieces():
+def test_repeated_long_text_is_read_in_parts():
     texts = pa.DictionaryArray.from_arrays(pa.array([0] * 1000), pa.array(["a" * 10**6]))
     pool = open_rows(zstd({"text": texts}), TEXT, "pool", ".parquet")
     assert sum(len(part) for part in pool.parts()) == 1000
 
 
-def test_a_line_of_commas_is_refused():
+def test_line_with_too_many_commas_is_refused():
     with pytest.raises(
         InvalidInput, match="pool: expected lines of at most 16777216 letters and 131072"
     ):
         CsvTable(b"," * (1 << 21), "pool")
 
 
-class Refused(Exception):
-    """Memory that is not to be had."""
+class OutOfMemory(Exception):
+    """The memory limit is exceeded."""
 
 
-class bounded(Bounds):
-    """Bounds of `most` bytes in all."""
+class TotalBounds(Bounds):
+    """Bounds of `max_bytes` in total."""
 
-    def __init__(self, most):
-        self.left = most
+    def __init__(self, max_bytes):
+        self.remaining_bytes = max_bytes
 
     def reserve(self, size, _):
-        self.left -= size
-        if self.left < 0:
-            raise Refused
+        self.remaining_bytes -= size
+        if self.remaining_bytes < 0:
+            raise OutOfMemory
 
 
-def test_the_members_of_a_zip_are_counted_before_they_are_listed():
+def test_zip_members_are_counted_before_they_are_listed():
     content = zip_bytes({f"{i}.txt": b"" for i in range(1000)})
-    used = tracemalloc.get_traced_memory()[0]
+    base_bytes = tracemalloc.get_traced_memory()[0]
     tracemalloc.reset_peak()
-    for ending in (".npz", ".zip"):
-        with pytest.raises(Refused):
-            open_rows(content, TEXT, "pool", ending, bounded(500_000))
-    assert tracemalloc.get_traced_memory()[1] - used < 300_000
-    assert open_rows(content, TEXT, "pool", ".zip", bounded(1 << 20)).rows == 1000
+    for suffix in (".npz", ".zip"):
+        with pytest.raises(OutOfMemory):
+            open_rows(content, TEXT, "pool", suffix, TotalBounds(500_000))
+    assert tracemalloc.get_traced_memory()[1] - base_bytes < 300_000
+    assert open_rows(content, TEXT, "pool", ".zip", TotalBounds(1 << 20)).rows == 1000
 
 
-def test_ids_are_counted_as_they_are_read():
+def test_memory_for_ids_is_reserved_while_reading():
     names = np.array([f"{i:0900}" for i in range(2000)])
     content = npz_bytes(x=np.zeros((2000, 4), np.uint8), ids=names)
     assert len(content) < 100_000
-    with pytest.raises(Refused):
-        open_rows(content, NUMBERS, "pool", ".npz", bounded(1 << 20)).ids()
-    ids = open_rows(content, NUMBERS, "pool", ".npz", bounded(8 << 20)).ids()
+    with pytest.raises(OutOfMemory):
+        open_rows(content, NUMBERS, "pool", ".npz", TotalBounds(1 << 20)).ids()
+    ids = open_rows(content, NUMBERS, "pool", ".npz", TotalBounds(8 << 20)).ids()
     assert ids == names.tolist()
 
 
-def test_a_large_file_of_a_zip_is_refused_before_it_is_inflated():
+def test_large_zip_member_is_refused_before_it_is_inflated():
     content = zip_bytes({"a.txt": bytes(65 << 20)})
     with pytest.raises(InvalidInput, match="files of at most 67108864 bytes, got a larger one"):
         open_rows(content, TEXT, "pool", ".zip")
 
 
-def test_columns_that_are_not_wanted_are_not_kept():
+def test_unused_columns_are_not_kept_in_memory():
     cells = ",".join(f"{i}x" for i in range(1000, 2000))
     content = f"text,{cells}\n{(cells + ',1' + chr(10)) * 200}".encode()
-    used = tracemalloc.get_traced_memory()[0]
+    base_bytes = tracemalloc.get_traced_memory()[0]
     tracemalloc.reset_peak()
     pool = open_rows(content, TEXT, "pool", ".csv")
     assert sum(len(part) for part in pool.parts()) == 200
-    assert tracemalloc.get_traced_memory()[1] - used < 3 << 20
+    assert tracemalloc.get_traced_memory()[1] - base_bytes < 3 << 20
 
 
-def test_a_row_that_goes_on_over_lines_has_a_bound_too():
+def test_row_over_several_lines_has_a_size_limit():
     lines = b'",' + b"," * 100_000 + b'"\n'
     with pytest.raises(InvalidInput, match="pool: expected lines of at most"):
         CsvTable(b'"x' + lines * 4, "pool")

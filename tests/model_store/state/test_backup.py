@@ -29,7 +29,7 @@ def state(tmp_path):
     database.close()
 
 
-def test_what_is_restored_is_what_was_there(state, tmp_path):
+def test_restored_state_matches_the_backup(state, tmp_path):
     folder, jobs = state
     with (tmp_path / "state.tar").open("wb") as archive:
         back_up(folder, archive)
@@ -53,7 +53,7 @@ def test_what_is_restored_is_what_was_there(state, tmp_path):
     assert not (folder / "backup.sqlite").exists()
 
 
-def test_a_folder_in_use_is_not_restored_to_and_rubbish_is_told(state, tmp_path):
+def test_backup_and_restore_refuse_invalid_folders_and_files(state, tmp_path):
     folder, _ = state
     (tmp_path / "file").write_bytes(b"rubbish" * 1000)
     with (tmp_path / "file").open("rb+") as file:
@@ -61,12 +61,12 @@ def test_a_folder_in_use_is_not_restored_to_and_rubbish_is_told(state, tmp_path)
             restore(folder, file)
         with pytest.raises(InvalidInput, match="all that `dubito backup` wrote"):
             restore(tmp_path / "new", file)
-        for none in (None, tmp_path / "none"):
+        for missing in (None, tmp_path / "none"):
             with pytest.raises(InvalidInput, match="the folder of a service's state"):
-                back_up(none, file)
+                back_up(missing, file)
 
 
-def test_a_truncated_backup_leaves_the_folder_empty(state, tmp_path):
+def test_truncated_backup_leaves_the_folder_empty(state, tmp_path):
     with (tmp_path / "state.tar").open("wb") as archive:
         back_up(state[0], archive)
     content = (tmp_path / "state.tar").read_bytes()
@@ -77,7 +77,7 @@ def test_a_truncated_backup_leaves_the_folder_empty(state, tmp_path):
     assert (tmp_path / "new" / FILE).exists()
 
 
-def test_a_backup_deletes_the_copy_of_a_killed_one(state):
+def test_backup_deletes_the_copy_left_by_a_killed_backup(state):
     folder, _ = state
     (folder / "backup.sqlite").write_bytes(b"")
     back_up(folder, io.BytesIO())

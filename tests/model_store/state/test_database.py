@@ -46,17 +46,15 @@ def ids(database):
         return [row["id"] for row in connection.execute("SELECT id FROM jobs ORDER BY id")]
 
 
-def test_what_a_transaction_wrote_is_there_for_another_process_and_what_failed_is_not(
-    database, tmp_path
-):
+def test_other_connections_see_only_committed_transactions(database, tmp_path):
     with database.writing() as connection:
         connection.execute(JOB, ("a",))
     with pytest.raises(KeyError), database.writing() as connection:
         connection.execute(JOB, ("b",))
         raise KeyError
-    other = Database(tmp_path / "state")
-    assert ids(other) == ["a"]
-    other.close()
+    reader = Database(tmp_path / "state")
+    assert ids(reader) == ["a"]
+    reader.close()
 
 
 READ_ONLY = """
@@ -76,17 +74,17 @@ jobs.add(name, "acquire", "", "", {}, 1, lambda _: True, 1)
 jobs.cancel(name)
 for part in (folder, folder / "jobs", folder / "jobs" / name):
     part.chmod(0o500)
-acts = jobs.new_folder, jobs.clear_ended, jobs.slot(0).__enter__, database.probe
+calls = jobs.new_folder, jobs.clear_ended, jobs.slot(0).__enter__, database.probe
 (folder / "state.sqlite").chmod(0o400)
-for act in (*acts, lambda: Database(folder)):
+for call in (*calls, lambda: Database(folder)):
     try:
-        act()
+        call()
     except StateUnusable as error:
         print(error)
 """
 
 
-def test_a_folder_that_can_only_be_read_is_told():
+def test_read_only_state_folder_is_reported():
     with TemporaryDirectory() as name:
         folder = Path(name) / "state"
         folder.mkdir()
@@ -94,20 +92,20 @@ def test_a_folder_that_can_only_be_read_is_told():
             Path(name).chmod(0o755)
             os.chown(folder, 65534, -1)
         command = [sys.executable, "-c", READ_ONLY, str(folder)]
-        message = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         for path in (folder, *folder.glob("jobs"), *folder.glob("jobs/*")):
             path.chmod(0o700)
-    *first, last = message.stdout.splitlines()
+    *first, last = completed.stdout.splitlines()
     expected = "the service's state (DUBITO_STATE) cannot be read or written"
-    assert first == [f"{expected}: Permission denied"] * 4, message.stderr
+    assert first == [f"{expected}: Permission denied"] * 4, completed.stderr
     assert last == f"{expected}: attempt to write a readonly database"
 
 
-def test_only_its_owner_may_read_it(database, tmp_path):
+def test_only_the_owner_can_read_the_database(database, tmp_path):
     assert stat.S_IMODE((tmp_path / "state" / FILE).stat().st_mode) == 0o600
 
 
-def test_a_full_disk_is_told_and_the_transaction_is_undone(database):
+def test_full_disk_is_reported_and_rolls_back_the_transaction(database):
     with database.writing() as connection:
         connection.execute(JOB, ("a",))
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
@@ -118,7 +116,7 @@ def test_a_full_disk_is_told_and_the_transaction_is_undone(database):
     assert ids(database) == ["a"]
 
 
-def test_a_folder_that_is_a_file_and_a_database_that_is_none_are_told(tmp_path):
+def test_invalid_state_folder_or_database_is_reported(tmp_path):
     (tmp_path / "file").write_text("text")
     with pytest.raises(StateUnusable, match=r"the service's state .* cannot be read or written"):
         Database(tmp_path / "file")
@@ -128,25 +126,25 @@ def test_a_folder_that_is_a_file_and_a_database_that_is_none_are_told(tmp_path):
         Database(tmp_path / "state")
 
 
-def test_whatever_byte_of_a_database_is_damaged_it_is_told(tmp_path):
-    database, message = Database(tmp_path), {"probabilities": {"3": 0.5, "4": 0.5}, "set": ["3"]}
+def test_damaged_database_is_reported_by_every_operation(tmp_path):
+    database, answer = Database(tmp_path), {"probabilities": {"3": 0.5, "4": 0.5}, "set": ["3"]}
     jobs, row = Jobs(database), np.zeros(4, np.float32)
     ids = [jobs.new_folder()[0] for _ in range(8)]
     for name in ids:
         jobs.add(name, "acquire", "me", "me", {"model": "m"}, 10, lambda _: True, PLENTY)
     jobs.finish(jobs.claim(0).id, "failed", "why")
-    how = Acquisition("m", "1", "format", "bald", 1, 10)
+    ranking = Acquisition("m", "1", "format", "bald", 1, 10)
     save_acquired(
-        database, how, [AcquiredRow(str(i), i, 0.1, row, True, message) for i in range(20)]
+        database, ranking, [AcquiredRow(str(i), i, 0.1, row, True, answer) for i in range(20)]
     )
     accept(database, "m", "format", [Label(str(i), "3") for i in range(20)])
     save_candidate(database, "m", "2", "1", 10, 5, True, {"reason": "no worse"})
     database.close()
-    content, random, output = (tmp_path / FILE).read_bytes(), Random(0), Counter()
-    questions = {
+    content, random, errors = (tmp_path / FILE).read_bytes(), Random(0), Counter()
+    operations = {
         "list": lambda database: Jobs(database).all("me"),
         "claim": lambda database: Jobs(database).claim(0),
-        "add": lambda database: added(database),
+        "add": lambda database: add(database),
         "cancel": lambda database: Jobs(database).cancel(ids[3]),
         "clear": lambda database: Jobs(database).clear_ended(),
         "orphans": lambda database: Jobs(database).requeue_orphans(),
@@ -156,32 +154,32 @@ def test_whatever_byte_of_a_database_is_damaged_it_is_told(tmp_path):
         "accept": lambda database: accept(database, "m", "format", [Label("2", "4")], replace=True),
     }
 
-    def added(database):
+    def add(database):
         name, _ = Jobs(database).new_folder()
         return Jobs(database).add(
             name, "acquire", "me", "me", {"model": "m"}, 10, lambda _: True, PLENTY
         )
 
-    texts = [match.start() for match in finditer(rb'"|model|queued|failed|format|turn', content)]
+    offsets = [match.start() for match in finditer(rb'"|model|queued|failed|format|turn', content)]
     for case in range(30):
         damaged = bytearray(content)
         for _ in range(1 if case % 2 else 30):
-            place = random.choice(texts) if case % 3 else random.randrange(len(content))
-            damaged[place] = random.choice((0, 0x41, 0xC3, 0xFF))
+            offset = random.choice(offsets) if case % 3 else random.randrange(len(content))
+            damaged[offset] = random.choice((0, 0x41, 0xC3, 0xFF))
         (tmp_path / FILE).write_bytes(damaged)
-        for name, question in questions.items():
+        for name, operation in operations.items():
             try:
                 with closing(Database(tmp_path)) as database:
-                    question(database)
+                    operation(database)
             except StateUnusable as error:
                 assert str(error).startswith("the service's state (DUBITO_STATE) cannot be read")
-                output[name] += 1
+                errors[name] += 1
             except DubitoError:
                 pass
-    assert set(output) == set(questions)
+    assert set(errors) == set(operations)
 
 
-def test_a_database_of_a_later_format_is_not_touched(database, tmp_path):
+def test_database_of_a_later_format_is_refused(database, tmp_path):
     with sqlite3.connect(tmp_path / "state" / FILE) as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
@@ -189,9 +187,9 @@ def test_a_database_of_a_later_format_is_not_touched(database, tmp_path):
         Database(tmp_path / "state")
 
 
-def test_a_database_of_an_earlier_format_is_migrated(monkeypatch, tmp_path):
+def test_database_of_an_earlier_format_is_migrated(monkeypatch, tmp_path):
     Database(tmp_path).close()
-    addition = "ALTER TABLE labels ADD COLUMN extra TEXT"
-    monkeypatch.setattr("model_store.state.database.MIGRATIONS", (*MIGRATIONS, addition))
+    migration = "ALTER TABLE labels ADD COLUMN extra TEXT"
+    monkeypatch.setattr("model_store.state.database.MIGRATIONS", (*MIGRATIONS, migration))
     with closing(Database(tmp_path)) as database:
         assert database.query("SELECT extra FROM labels") == []

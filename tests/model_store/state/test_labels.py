@@ -25,7 +25,7 @@ from model_store.state.labels import (
 from tests.support.environment import ROOT
 
 ROW = np.arange(3, dtype=np.float32)
-HOW = Acquisition("m", "1", "f", "bald", 7, 100)
+RANKING = Acquisition("m", "1", "f", "bald", 7, 100)
 
 
 @pytest.fixture
@@ -39,8 +39,10 @@ def values(database):
     return dict(zip(rows.ids, rows.values, strict=True))
 
 
-def test_a_label_that_cannot_be_kept_leaves_none_of_its_request(database):
-    save_acquired(database, HOW, [AcquiredRow("a", 1, 0.5, ROW), AcquiredRow("b", 2, 0.4, ROW + 1)])
+def test_invalid_label_rejects_its_entire_request(database):
+    save_acquired(
+        database, RANKING, [AcquiredRow("a", 1, 0.5, ROW), AcquiredRow("b", 2, 0.4, ROW + 1)]
+    )
     accept(database, "m", "f", [Label("a", "yes")])
     for bad, error in (
         (Label("unknown", "no"), InvalidInput),
@@ -55,11 +57,11 @@ def test_a_label_that_cannot_be_kept_leaves_none_of_its_request(database):
     assert counts(database, "other") == dict.fromkeys(counts(database, "m"), 0)
 
 
-def test_a_row_is_saved_again_if_the_format_has_changed(database):
-    save_acquired(database, HOW, [AcquiredRow("a", 1, 0.5, ROW)])
+def test_row_is_saved_again_if_the_format_changes(database):
+    save_acquired(database, RANKING, [AcquiredRow("a", 1, 0.5, ROW)])
     accept(database, "m", "f", [Label("a", "yes"), Label("b", "no", ROW)])
-    again = [Label("a", "yes", ROW + 1), Label("b", "no", ROW + 2)]
-    assert accept(database, "m", "new", again).known == 2
+    labels = [Label("a", "yes", ROW + 1), Label("b", "no", ROW + 2)]
+    assert accept(database, "m", "new", labels).known == 2
     rows = labelled_rows(database, "m", "new", 3)
     assert dict(zip(rows.ids, rows.x[:, 0].tolist(), strict=True)) == {"a": 1.0, "b": 2.0}
     assert labelled_rows(database, "m", "f", 3).ids == []
@@ -67,7 +69,7 @@ def test_a_row_is_saved_again_if_the_format_has_changed(database):
         accept(database, "m", "new", [Label("b", "no", ROW)])
 
 
-def test_labels_are_listed_by_key_and_place_and_deleted_ones_are_remembered(database):
+def test_labels_are_listed_by_key_and_deleted_labels_as_former(database):
     for n, key in enumerate(("anna", "ben", "anna", None)):
         accept(database, "m", "f", [Label(f"r{n}", "yes", ROW + n)], key=key)
     actual = kept_labels(database, "m", None, 0, 10)
@@ -88,7 +90,7 @@ def test_labels_are_listed_by_key_and_place_and_deleted_ones_are_remembered(data
     ]
 
 
-def test_a_full_disk_leaves_none_of_the_labels(database):
+def test_full_disk_rolls_back_all_labels_of_a_request(database):
     accept(database, "m", "f", [Label("first", 1.5, ROW)])
     with database.writing() as connection:
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
@@ -98,7 +100,7 @@ def test_a_full_disk_leaves_none_of_the_labels(database):
     assert values(database) == {"first": 1.5}
 
 
-def test_what_was_replaced_is_remembered_and_a_known_label_gets_the_key_of_who_confirms_it(
+def test_replaced_labels_are_stored_and_confirmation_sets_the_key(
     database,
 ):
     accept(database, "m", "f", [Label("a", "yes", ROW, "blurred")])
@@ -112,13 +114,15 @@ def test_what_was_replaced_is_remembered_and_a_known_label_gets_the_key_of_who_c
     assert values(database) == {"a": "no"}
 
 
-def test_a_control_row_stays_one_and_a_labelled_row_stays_as_it_was(database):
+def test_control_and_labelled_rows_are_not_overwritten(database):
     save_acquired(
-        database, HOW, [AcquiredRow("c", 1, None, ROW, control=True, prediction={"mean": 1.0})]
+        database, RANKING, [AcquiredRow("c", 1, None, ROW, control=True, prediction={"mean": 1.0})]
     )
-    save_acquired(database, HOW, [AcquiredRow("c", 1, 0.9, ROW + 1), AcquiredRow("a", 2, 0.8, ROW)])
+    save_acquired(
+        database, RANKING, [AcquiredRow("c", 1, 0.9, ROW + 1), AcquiredRow("a", 2, 0.8, ROW)]
+    )
     accept(database, "m", "f", [Label("c", 1.0), Label("a", 2.0), Label("own", 3.0, ROW)])
-    save_acquired(database, HOW, [AcquiredRow("a", 1, 0.7, ROW + 5)])
+    save_acquired(database, RANKING, [AcquiredRow("a", 1, 0.7, ROW + 5)])
     rows = labelled_rows(database, "m", "f", 3)
     by_id = {name: i for i, name in enumerate(rows.ids)}
     assert rows.is_control[by_id["c"]] and not rows.is_control[by_id["a"]]
@@ -129,11 +133,11 @@ def test_a_control_row_stays_one_and_a_labelled_row_stays_as_it_was(database):
     assert rows.digest() != labelled_rows(database, "m", "f", 3).digest()
 
 
-def test_what_became_of_candidates_is_kept_newest_first(database):
-    message = {"reason": "no worse", "control": None}
-    save_candidate(database, "m", "2", "1", 10, 5, False, message)
-    save_candidate(database, "m", "3", "1", 12, 5, True, message)
-    save_candidate(database, "m", "2", "1", 10, 5, True, message)
+def test_latest_outcome_of_each_candidate_is_stored(database):
+    outcome = {"reason": "no worse", "control": None}
+    save_candidate(database, "m", "2", "1", 10, 5, False, outcome)
+    save_candidate(database, "m", "3", "1", 12, 5, True, outcome)
+    save_candidate(database, "m", "2", "1", 10, 5, True, outcome)
     assert {(row["version"], row["promoted"]) for row in candidates(database, "m")} == {
         ("2", True),
         ("3", True),
@@ -155,9 +159,7 @@ for batch in range(int(sys.argv[2]), 10**9):
 """
 
 
-def test_a_killed_writer_loses_no_accepted_label_and_leaves_no_half_of_a_request(
-    database, tmp_path
-):
+def test_killed_writer_keeps_accepted_labels_and_no_partial_requests(database, tmp_path):
     accepted, first = [], 0
     for _ in range(2):
         command = [sys.executable, "-c", WRITER, str(tmp_path / "state"), str(first)]
@@ -177,5 +179,5 @@ def test_a_killed_writer_loses_no_accepted_label_and_leaves_no_half_of_a_request
         unanswered = max(accepted) + 1
         assert len(actual) - 20 * len(accepted) in (0, 20)
         assert sum(value == str(unanswered) for value in actual.values()) in (0, 20)
-        first = unanswered  # sent again, as a client does that got no answer
+        first = unanswered  # a client resends requests without an answer
     assert len(values(database)) <= 20 * (len(accepted) + 1)

@@ -6,11 +6,11 @@ import pytest
 from model_store.state.live import live_figures, wilson_interval
 
 
-def prediction_set(yes, inside=("yes",)):
-    return {"probabilities": {"no": 1 - yes, "yes": yes}, "set": list(inside)}
+def prediction_set(yes, labels=("yes",)):
+    return {"probabilities": {"no": 1 - yes, "yes": yes}, "set": list(labels)}
 
 
-def test_figures_of_classes_by_hand():
+def test_classification_figures_match_manual_calculation():
     rows = [
         (prediction_set(0.8), "yes"),
         (prediction_set(0.6), "no"),
@@ -25,7 +25,7 @@ def test_figures_of_classes_by_hand():
     assert live_figures([(prediction_set(1.0), "other")])["brier"]["value"] == pytest.approx(2.0)
 
 
-def test_figures_of_targets_by_hand():
+def test_regression_figures_match_manual_calculation():
     rows = [
         ({"mean": 1.0, "std": 0.5, "interval": [0.0, 2.0]}, 2.0),
         ({"mean": 0.0, "std": 1.5, "interval": [-1.0, 1.0]}, 2.0),
@@ -36,7 +36,7 @@ def test_figures_of_targets_by_hand():
     assert figures["interval_coverage_at_95"]["value"] == 0.5
 
 
-def test_the_interval_of_a_share_is_wilson_s():
+def test_wilson_interval_matches_published_values():
     assert wilson_interval(81 / 263, 263) == pytest.approx(
         (0.2553, 0.3662), abs=1e-4
     )  # Newcombe 1998, table I
@@ -44,10 +44,10 @@ def test_the_interval_of_a_share_is_wilson_s():
     assert wilson_interval(1.0, 20)[1] == 1.0
 
 
-def test_intervals_hold_what_they_are_of_about_as_often_as_they_say():
+def test_intervals_have_approximately_nominal_coverage():
     rng = np.random.default_rng(0)
-    stored = {"log_likelihood": 0, "brier": 0, "accuracy": 0}
-    p = np.array([0.55, 0.7, 0.95])  # of the label
+    hits = {"log_likelihood": 0, "brier": 0, "accuracy": 0}
+    p = np.array([0.55, 0.7, 0.95])  # probability of the label
     truth = {
         "accuracy": p.mean(),
         "log_likelihood": (p * np.log(p) + (1 - p) * np.log(1 - p)).mean(),
@@ -59,9 +59,9 @@ def test_intervals_hold_what_they_are_of_about_as_often_as_they_say():
         figures = live_figures(
             [(prediction_set(c), y) for c, y in zip(confidence.tolist(), label, strict=True)]
         )
-        for name in stored:
+        for name in hits:
             low, high = figures[name]["interval"]
-            stored[name] += low <= truth[name] <= high
+            hits[name] += low <= truth[name] <= high
     assert (
-        min(stored.values()) >= 86
-    )  # of 100, where 95 are expected: by chance fewer once in some 10,000
+        min(hits.values()) >= 86
+    )  # 95 of 100 expected; by chance, about 1 in 10,000 runs has fewer than 86

@@ -1,4 +1,4 @@
-// What a client with the types of openapi-typescript gets of the service at a URL, as JSON.
+// Call the service at a URL with types from openapi-typescript. Prints JSON.
 import createClient from "openapi-fetch";
 import type { components, paths } from "./api.js";
 

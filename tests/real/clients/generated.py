@@ -30,12 +30,11 @@ with Path(sys.argv[2]).open("rb") as file:
     npy = File(payload=file, mime_type="application/x-npy")
     as_npy = post_predict._get_kwargs(body=npy, seed=7)
 with Path(sys.argv[2]).open("rb") as file:
-    # a form's file
     form = PredictForm(inputs=[File(payload=file, file_name="a.png", mime_type="image/png")])
     refused = post_predict.sync(client=client, body=form)
 assert isinstance(refused, Problem)
 ranked = post_acquire.sync(client=client, body=AcquireRequest(pool=[ROW], k=1))
-said = {
+summary = {
     "label": row.label,
     "entropy": row.entropy,
     "ranked": ranked.ranking[0].index,
@@ -45,4 +44,4 @@ said = {
     "jobs": get_jobs.sync(client=client).jobs,
     "query": as_npy["params"],
 }
-print(json.dumps(said))
+print(json.dumps(summary))

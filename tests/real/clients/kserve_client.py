@@ -16,7 +16,7 @@ url, folder = sys.argv[1], Path(sys.argv[2])
 DIGITS = np.load(folder / "digits.npy")
 
 
-def plain(values):
+def to_list(values):
     return [
         item.decode() if isinstance(item, bytes) else item
         for item in np.asarray(values).ravel().tolist()
@@ -38,7 +38,7 @@ async def infer(client, model, inputs, request_id="a request", **options):
         **options,
     )
     answer = await client.infer(url, request, model_name=model)
-    outputs = {output.name: plain(output.as_numpy()) for output in answer.outputs}
+    outputs = {output.name: to_list(output.as_numpy()) for output in answer.outputs}
     return {
         "id": answer.id,
         "model_name": answer.model_name,
@@ -47,7 +47,7 @@ async def infer(client, model, inputs, request_id="a request", **options):
     }
 
 
-async def refused(client, *arguments):
+async def get_error(client, *arguments):
     try:
         await infer(client, *arguments)
     except httpx.HTTPStatusError as error:
@@ -83,12 +83,14 @@ async def main():
         "texts_json": await infer(client, "texts", [tensor("inputs", text, "BYTES", False)]),
         "people": await infer(client, "people", table(True)),
         "rents": await infer(client, "rents", table(True)),
-        "unknown_model": await refused(client, "nothing", [tensor("inputs", DIGITS, "FP32", True)]),
-        "wrong_shape": await refused(
+        "unknown_model": await get_error(
+            client, "nothing", [tensor("inputs", DIGITS, "FP32", True)]
+        ),
+        "wrong_shape": await get_error(
             client, "digits", [tensor("inputs", DIGITS[:, :63], "FP32", True)]
         ),
     }
-    passed_on = {
+    forwarded = {
         "id": "step",
         "model_name": "before",
         "outputs": [
@@ -100,7 +102,7 @@ async def main():
             }
         ],
     }
-    answer = await client.infer(f"{url}/v2/models/digits/infer", passed_on, is_graph_endpoint=True)
+    answer = await client.infer(f"{url}/v2/models/digits/infer", forwarded, is_graph_endpoint=True)
     answers["graph"] = [answer["id"], len(answer["outputs"][0]["data"])]
     print(json.dumps(answers))
     await client.close()

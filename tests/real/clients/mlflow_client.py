@@ -25,10 +25,10 @@ def invoke(data, model=None):
     return {name: frame[name].tolist() for name in frame}
 
 
-def refused(*arguments):
+def get_error(*arguments):
     try:
         invoke(*arguments)
-    except Exception as error:  # the client raises no other kind
+    except Exception as error:  # the client raises only this type
         return str(error)
 
 
@@ -48,7 +48,7 @@ answers = {
     "people_json": invoke(
         json.dumps({"instances": [{"age": 31, "city": "Rome"}], "params": {"model": "people"}})
     ),
-    "unknown_model": refused(DIGITS, "nothing"),
-    "wrong_shape": refused(DIGITS[:, :63]),
+    "unknown_model": get_error(DIGITS, "nothing"),
+    "wrong_shape": get_error(DIGITS[:, :63]),
 }
 print(json.dumps(answers))

@@ -25,7 +25,7 @@ url, folder = sys.argv[1], Path(sys.argv[2])
 DIGITS = np.load(folder / "digits.npy")
 
 
-def asked(request):
+def add_seed_and_id(request):
     request.parameters = Parameters.model_validate(
         {**(request.parameters or Parameters()).model_dump(), "seed": 7}
     )
@@ -34,11 +34,11 @@ def asked(request):
 
 
 def post(model, request):
-    content = asked(request).model_dump_json(exclude_none=True)
+    content = add_seed_and_id(request).model_dump_json(exclude_none=True)
     return httpx.post(f"{url}/v2/models/{model}/infer", content=content, timeout=60)
 
 
-def plain(output):
+def to_list(output):
     codec = StringCodec if output.datatype == "BYTES" else NumpyCodec
     return np.asarray(codec.decode_output(output)).ravel().tolist()
 
@@ -47,20 +47,20 @@ def infer(model, request):
     answer = post(model, request)
     assert answer.status_code == 200, answer.text
     response = InferenceResponse.model_validate_json(answer.content)
-    outputs = {output.name: plain(output) for output in response.outputs}
-    message = {
+    outputs = {output.name: to_list(output) for output in response.outputs}
+    metadata = {
         "id": response.id,
         "model_name": response.model_name,
         "parameters": response.parameters.model_dump(),
     }
-    return {**message, **outputs}
+    return {**metadata, **outputs}
 
 
-def one(item):
+def wrap(item):
     return InferenceRequest(inputs=[item])
 
 
-def refused(model, request):
+def get_error(model, request):
     answer = post(model, request)
     return [answer.status_code, InferenceErrorResponse.model_validate_json(answer.content).error]
 
@@ -76,15 +76,15 @@ RepositoryIndexResponse.model_validate_json(
 )
 answers = {
     "digits": infer("digits", NumpyRequestCodec.encode_request(DIGITS)),
-    "digits_input": infer("digits", one(NumpyCodec.encode_input("inputs", DIGITS.astype(int)))),
+    "digits_input": infer("digits", wrap(NumpyCodec.encode_input("inputs", DIGITS.astype(int)))),
     "pictures": infer(
-        "pictures", one(Base64Codec.encode_input("inputs", [picture] * 2, use_bytes=False))
+        "pictures", wrap(Base64Codec.encode_input("inputs", [picture] * 2, use_bytes=False))
     ),
-    "texts": infer("texts", one(StringCodec.encode_input("inputs", text, use_bytes=False))),
+    "texts": infer("texts", wrap(StringCodec.encode_input("inputs", text, use_bytes=False))),
     "people": infer("people", PandasCodec.encode_request(missing, use_bytes=False)),
     "rents": infer("rents", PandasCodec.encode_request(missing, use_bytes=False)),
     "others": infer("people", PandasCodec.encode_request(table, use_bytes=False)),
-    "unknown_model": refused("nothing", NumpyRequestCodec.encode_request(DIGITS)),
-    "wrong_shape": refused("digits", NumpyRequestCodec.encode_request(DIGITS[:, :63])),
+    "unknown_model": get_error("nothing", NumpyRequestCodec.encode_request(DIGITS)),
+    "wrong_shape": get_error("digits", NumpyRequestCodec.encode_request(DIGITS[:, :63])),
 }
 print(json.dumps(answers))

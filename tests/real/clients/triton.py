@@ -23,7 +23,7 @@ def tensor(name, array, datatype, binary=True):
     return created
 
 
-def plain(array):
+def to_list(array):
     return [item.decode() if isinstance(item, bytes) else item for item in array.ravel().tolist()]
 
 
@@ -31,7 +31,7 @@ def infer(model, inputs, **options):
     result = client.infer(model, inputs, parameters={"seed": 7}, **options)
     answer = result.get_response()
     tensors = {
-        output["name"]: plain(result.as_numpy(output["name"])) for output in answer["outputs"]
+        output["name"]: to_list(result.as_numpy(output["name"])) for output in answer["outputs"]
     }
     binary = [output["name"] for output in answer["outputs"] if "data" not in output]
     return {
@@ -41,7 +41,7 @@ def infer(model, inputs, **options):
     }
 
 
-def refused(call, *arguments, **options):
+def get_error(call, *arguments, **options):
     try:
         call(*arguments, **options)
     except InferenceServerException as error:
@@ -58,7 +58,7 @@ def table():
 
 picture = np.array([(folder / "picture.png").read_bytes()] * 2, dtype=object)
 text = np.array(["good film", "bad day"], dtype=object)
-wanted = [
+outputs = [
     triton.InferRequestedOutput("probabilities", binary_data=False),
     triton.InferRequestedOutput("label"),
     triton.InferRequestedOutput("samples"),
@@ -78,7 +78,7 @@ answers = {
     "digits_gzip": infer("digits", digits(), request_compression_algorithm="gzip"),
     "digits_deflate": infer("digits", digits(), request_compression_algorithm="deflate"),
     "digits_version": infer(
-        "digits", digits(), model_version="1", outputs=wanted, timeout=30_000_000
+        "digits", digits(), model_version="1", outputs=outputs, timeout=30_000_000
     ),
     "digits_half": infer("digits", [tensor("inputs", DIGITS.astype(np.float16), "FP16")]),
     "pictures": infer("pictures", [tensor("inputs", picture, "BYTES")]),
@@ -94,9 +94,9 @@ answers = {
     .as_numpy("label")
     .tolist()
     != [],
-    "unknown_model": refused(client.infer, "nothing", digits()),
-    "wrong_shape": refused(client.infer, "digits", [tensor("inputs", DIGITS[:, :63], "FP32")]),
-    "wrong_parameter": refused(client.infer, "digits", digits(), parameters={"fpr": 2.0}),
-    "too_late": refused(client.infer, "digits", digits(), timeout=1),
+    "unknown_model": get_error(client.infer, "nothing", digits()),
+    "wrong_shape": get_error(client.infer, "digits", [tensor("inputs", DIGITS[:, :63], "FP32")]),
+    "wrong_parameter": get_error(client.infer, "digits", digits(), parameters={"fpr": 2.0}),
+    "too_late": get_error(client.infer, "digits", digits(), timeout=1),
 }
 print(json.dumps(answers))

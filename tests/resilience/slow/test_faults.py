@@ -1,5 +1,4 @@
-"""Faults while clients ask, every answer compared with what it must be; `FAULT_S=N` for other
-seconds of each."""
+"""Inject faults under load and check every response (`FAULT_S=N` seconds for each fault)."""
 
 import io
 import signal
@@ -24,40 +23,43 @@ def requests(digits_store, digits_rows):
 
 
 @pytest.mark.parametrize(
-    ("how", "what"), [(signal.SIGKILL, "kill -9 of a worker"), (signal.SIGSTOP, "a stopped worker")]
+    ("signum", "fault"),
+    [(signal.SIGKILL, "kill -9 of a worker"), (signal.SIGSTOP, "a stopped worker")],
 )
-def test_a_worker_that_is_hit_under_load_is_replaced(serve, digits_store, requests, how, what):
-    recovered, figure = faults.signalled_worker(serve, digits_store, requests, SECONDS, how)
-    record(what, figure)
-    assert recovered < 3 * faults.RECOVERY_S
+def test_killed_or_stopped_worker_is_replaced_under_load(
+    serve, digits_store, requests, signum, fault
+):
+    recovery_s, figure = faults.signal_workers(serve, digits_store, requests, SECONDS, signum)
+    record(fault, figure)
+    assert recovery_s < 3 * faults.RECOVERY_S
 
 
-def test_a_full_disk_while_versions_are_published(serve, digits_store, digits_rows, tmp_path):
-    figure = faults.full_disk(serve, digits_store, digits_rows, tmp_path)
+def test_full_disk_during_publication(serve, digits_store, digits_rows, tmp_path):
+    figure = faults.publish_on_full_disk(serve, digits_store, digits_rows, tmp_path)
     record("full disk", figure)
 
 
-def test_clients_that_hang_up(serve, digits_store, requests):
+def test_clients_that_disconnect(serve, digits_store, requests):
     record(
         "30 % of clients hang up",
-        faults.hang_ups(serve, digits_store, requests, SECONDS),
+        faults.disconnect_clients(serve, digits_store, requests, SECONDS),
     )
 
 
 def test_slow_clients(serve, digits_store, digits_rows, requests):
     record(
         "slow clients",
-        faults.slow_clients(serve, digits_store, requests, digits_rows, SECONDS),
+        faults.run_slow_clients(serve, digits_store, requests, digits_rows, SECONDS),
     )
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_drain_loses_nothing_accepted(serve, digits_store, requests, workers):
+def test_drain_completes_all_accepted_requests(serve, digits_store, requests, workers):
     file = io.BytesIO()
     np.save(
         file,
         np.random.default_rng(0).integers(0, 17, (30_000, 64), dtype=np.uint8),
         allow_pickle=False,
     )
-    figure = faults.terminated(serve, digits_store, requests, file.getvalue(), workers)
+    figure = faults.terminate_service(serve, digits_store, requests, file.getvalue(), workers)
     record(f"SIGTERM under load, {workers} workers", figure)

@@ -7,53 +7,53 @@ from tests.support.stores import publish_again
 ADMIN = "the-key-of-the-administrator"
 ROW = [0.0] * 64
 RESET = "/admin/models/{}/versions/{}/drift/reset"
-LATER = {"DUBITO_POLL_INTERVAL_S": "86400", "DUBITO_ADMIN_KEY": ADMIN}
+SETTINGS = {"DUBITO_POLL_INTERVAL_S": "86400", "DUBITO_ADMIN_KEY": ADMIN}
 
 
 @pytest.fixture
-def administrator(open_client, own_store):
-    with open_client(own_store.root, **LATER, headers={"X-API-Key": ADMIN}) as client:
+def administrator(open_client, writable_store):
+    with open_client(writable_store.root, **SETTINGS, headers={"X-API-Key": ADMIN}) as client:
         yield client
 
 
 def get_version(client, version="latest"):
-    """The version that answers."""
+    """Return the version that serves requests."""
     return client.post("/predict", json={"inputs": [ROW], "version": version}).json()["version"]
 
 
-def test_without_its_key_there_is_no_administration(client):
+def test_admin_routes_are_absent_without_an_admin_key(client):
     for path in ("/admin/refresh", RESET.format("digits", 1), "/admin/nothing"):
         assert client.post(path).status_code == 404
         assert client.post(path, headers={"X-API-Key": ADMIN}).status_code == 404
     assert not any("/admin" in path for path in client.get("/openapi.json").json()["paths"])
 
 
-def test_a_refresh_serves_what_is_published_moved_and_mended_at_once(
-    administrator, own_store, digits_store
+def test_refresh_applies_publications_alias_moves_and_repairs_at_once(
+    administrator, writable_store, digits_store
 ):
-    assert publish_again(own_store, digits_store) == "2"
+    assert publish_again(writable_store, digits_store) == "2"
     assert get_version(administrator) == "1"
     expected = {"models": {"digits": {"serving": "2", "broken": {}}}}
     assert administrator.post("/admin/refresh").json() == expected
     assert get_version(administrator) == "2"
-    own_store.set_alias("digits", "latest", "1")
+    writable_store.set_alias("digits", "latest", "1")
     assert administrator.post("/admin/refresh").json()["models"]["digits"]["serving"] == "1"
     assert get_version(administrator) == "1"
 
-    publish_again(own_store, digits_store)
-    graph = own_store.root / "digits" / "3" / "network.onnx"
-    full = graph.read_bytes()
-    graph.write_bytes(full[:-1])
+    publish_again(writable_store, digits_store)
+    graph = writable_store.root / "digits" / "3" / "network.onnx"
+    content = graph.read_bytes()
+    graph.write_bytes(content[:-1])
     answer = administrator.post("/admin/refresh").json()["models"]["digits"]
     assert answer["serving"] == "1"
     assert "network.onnx" in answer["broken"]["3"]
-    graph.write_bytes(full)
+    graph.write_bytes(content)
     assert administrator.post("/admin/refresh").json() == {
         "models": {"digits": {"serving": "3", "broken": {}}}
     }
 
 
-def test_an_absent_version_is_not_found_and_a_bad_alias_not_moved(administrator, own_store):
+def test_unknown_version_is_not_found_and_unwritable_alias_conflicts(administrator, writable_store):
     for name, version in (
         ("digits", "2"),
         ("nothing", "1"),
@@ -63,7 +63,7 @@ def test_an_absent_version_is_not_found_and_a_bad_alias_not_moved(administrator,
         answer = administrator.post(RESET.format(name, version))
         assert answer.status_code == 404
         assert name == "digits" or name not in answer.json()["detail"]
-    alias = own_store.root / "digits" / "aliases" / "latest"
+    alias = writable_store.root / "digits" / "aliases" / "latest"
     alias.unlink()
     alias.mkdir()
     answer = administrator.post("/admin/models/digits/versions/1/promote")
@@ -71,38 +71,38 @@ def test_an_absent_version_is_not_found_and_a_bad_alias_not_moved(administrator,
     assert "latest: expected a writable store" in answer.json()["detail"]
 
 
-def test_latest_is_moved_to_a_version_that_can_be_served_and_to_no_other(
-    administrator, own_store, digits_store
+def test_latest_is_promoted_only_to_versions_that_can_be_served(
+    administrator, writable_store, digits_store
 ):
-    assert publish_again(own_store, digits_store) == "2"
+    assert publish_again(writable_store, digits_store) == "2"
     administrator.post("/admin/refresh")
     promote = "/admin/models/digits/versions/{}/promote"
-    for version, before in (("1", "2"), ("latest", "1"), ("2", "1")):
-        to = "1" if version == "latest" else version
+    for version, old in (("1", "2"), ("latest", "1"), ("2", "1")):
+        new = "1" if version == "latest" else version
         answer = administrator.post(promote.format(version))
-        assert answer.json() == {"model": "digits", "version": to, "before": before, "key": "admin"}
-        assert get_version(administrator) == to
-        assert own_store.aliases("digits")["latest"] == to
+        assert answer.json() == {"model": "digits", "version": new, "before": old, "key": "admin"}
+        assert get_version(administrator) == new
+        assert writable_store.aliases("digits")["latest"] == new
     assert administrator.post(promote.format("9")).status_code == 404
-    damaged = publish_again(own_store, digits_store)
-    own_store.set_alias("digits", "latest", "2")
-    (own_store.root / "digits" / damaged / "network.onnx").write_bytes(b"no graph")
+    damaged = publish_again(writable_store, digits_store)
+    writable_store.set_alias("digits", "latest", "2")
+    (writable_store.root / "digits" / damaged / "network.onnx").write_bytes(b"no graph")
     answer = administrator.post(promote.format(damaged))
     assert answer.status_code == 503
     assert "network.onnx" in answer.json()["detail"]
-    assert own_store.aliases("digits")["latest"] == "2"
+    assert writable_store.aliases("digits")["latest"] == "2"
 
 
 CANDIDATE = "/admin/models/digits/candidate"
 
 
-def test_a_candidate_is_asked_for_once_and_given_up(serve, own_store):
+def test_candidate_job_is_created_once_and_can_be_cancelled(serve, writable_store):
     with (
-        serve(own_store.root, DUBITO_JOBS_AT_ONCE="0", **LATER) as (url, _),
+        serve(writable_store.root, DUBITO_JOBS_AT_ONCE="0", **SETTINGS) as (url, _),
         httpx.Client(base_url=url, timeout=60, headers={"X-API-Key": ADMIN}) as client,
     ):
-        none = {"can_fit": True, "command": "dubito candidate digits", "job": None, "lines": []}
-        assert client.get(CANDIDATE).json() == {"model": "digits", **none}
+        status = {"can_fit": True, "command": "dubito candidate digits", "job": None, "lines": []}
+        assert client.get(CANDIDATE).json() == {"model": "digits", **status}
         first = client.post(CANDIDATE)
         assert first.status_code == 202
         job = first.json()["job"]
@@ -114,14 +114,14 @@ def test_a_candidate_is_asked_for_once_and_given_up(serve, own_store):
         assert client.get("/admin/models/nothing/candidate").status_code == 404
 
 
-@pytest.mark.slow  # it imports torch
-def test_what_fitting_a_candidate_says_is_in_its_job(administrator):
+@pytest.mark.slow  # imports torch
+def test_candidate_job_contains_the_output_of_the_fit(administrator):
     administrator.post(CANDIDATE)
 
-    def is_over():
+    def is_finished():
         return administrator.get(CANDIDATE).json()["job"]["state"] in ("done", "failed")
 
-    wait_until(is_over, 120)
+    wait_until(is_finished, 120)
     actual = administrator.get(CANDIDATE).json()
     assert actual["job"]["state"] == "done", actual
     assert actual["lines"] == ["0 of 1 required new labels"]

@@ -31,7 +31,7 @@ def rows(digits_rows):
 
 
 @pytest.fixture(params=MODELS)
-def ask(request, client, rows):
+def predict(request, client, rows):
     """Return a function that sends rows of one model and returns the response."""
     name = request.param
 
@@ -46,36 +46,36 @@ def ask(request, client, rows):
 
 
 @pytest.mark.parametrize("num_samples", [1, 7, 64, 150])
-def test_the_seed_of_an_answer_replays_it_byte_for_byte(ask, num_samples):
-    fresh = ask(num_samples=num_samples, return_samples=True)
-    seed = fresh.json()["seed"]
-    replayed = ask(num_samples=num_samples, return_samples=True, seed=seed)
-    assert replayed.content == fresh.content
+def test_returned_seed_reproduces_the_answer_byte_for_byte(predict, num_samples):
+    answer = predict(num_samples=num_samples, return_samples=True)
+    seed = answer.json()["seed"]
+    replay = predict(num_samples=num_samples, return_samples=True, seed=seed)
+    assert replay.content == answer.content
 
 
 @pytest.mark.parametrize("num_samples", [1, 7, 100])
-def test_a_row_is_answered_alike_alone_and_beside_others(ask, num_samples):
+def test_predictions_do_not_depend_on_other_rows_in_the_request(predict, num_samples):
     options = {"seed": 5, "num_samples": num_samples}
-    together = ask(**options).json()["predictions"]
+    predictions = predict(**options).json()["predictions"]
     for size in (1, 2, 3, 7, 13):
-        part = slice(20 - size - 3, 17)  # its place in the request must not matter either
-        assert ask(part, **options).json()["predictions"] == together[part]
+        part = slice(20 - size - 3, 17)  # also at another position in the request
+        assert predict(part, **options).json()["predictions"] == predictions[part]
 
 
-def test_the_first_draws_of_a_seed_are_a_prefix_of_more(ask):
+def test_fewer_draws_are_a_prefix_of_more_draws_with_the_same_seed(predict):
     small, large = (
-        ask(seed=3, num_samples=count, return_samples=True).json()["predictions"]
+        predict(seed=3, num_samples=count, return_samples=True).json()["predictions"]
         for count in (10, 20)
     )
     for a, b in zip(small, large, strict=True):
         assert a["samples"] == b["samples"][:10]
 
 
-def test_scores_follow_from_the_samples(ask):
-    for prediction in ask(num_samples=30, return_samples=True).json()["predictions"]:
+def test_scores_match_the_returned_samples(predict):
+    for prediction in predict(num_samples=30, return_samples=True).json()["predictions"]:
         samples = prediction["samples"]
         assert len(samples) == 30
-        if ask.is_regression:
+        if predict.is_regression:
             mean, std = (np.array([s[name] for s in samples]) for name in ("mean", "std"))
             total = np.hypot(prediction["aleatoric_std"], prediction["epistemic_std"])
             assert prediction["mean"] == pytest.approx(mean.mean(), rel=1e-6)
@@ -91,31 +91,31 @@ def test_scores_follow_from_the_samples(ask):
 
 
 @pytest.mark.parametrize("num_samples", [1, 2])
-def test_too_few_draws_have_no_standard_error(ask, num_samples):
-    for prediction in ask(num_samples=num_samples).json()["predictions"]:
+def test_standard_errors_are_null_with_too_few_draws(predict, num_samples):
+    for prediction in predict(num_samples=num_samples).json()["predictions"]:
         errors = prediction["standard_error"]
         null = {name for name, error in errors.items() if error is None}
         assert null == ({*errors} if num_samples == 1 else {*errors} & DISAGREEMENT)
-        if not ask.is_regression:
+        if not predict.is_regression:
             assert (prediction["bald_corrected"] is None) == (num_samples == 1)
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 64])
-def test_an_npz_answer_holds_the_json_answer(ask, num_samples):
+def test_npz_answer_matches_json_answer(predict, num_samples):
     options = {"seed": 7, "num_samples": num_samples, "coverage": 0.9, "return_samples": True}
-    answer = ask(**options).json()
-    packed = ask(accept="application/x-npz", **options)
-    arrays = dict(np.load(io.BytesIO(packed.content), allow_pickle=False))
+    answer = predict(**options).json()
+    npz_answer = predict(accept="application/x-npz", **options)
+    arrays = dict(np.load(io.BytesIO(npz_answer.content), allow_pickle=False))
     predictions = answer.pop("predictions")
     classes = arrays.pop("classes", None)
     columns = arrays.pop("columns", None)
-    arrays.pop("unknown_categories", None)  # counted by column, not by name
+    arrays.pop("unknown_categories", None)  # counts per column, not per name
     for name in ("model", "version", "seed", "fpr", "coverage"):
         assert arrays.pop(name).item() == answer[name]
     missing = {name for name, value in predictions[0].items() if value is None}
     missing |= {"standard_error", "detectors", "samples"}
     samples = [prediction["samples"] for prediction in predictions]
-    if ask.is_regression:
+    if predict.is_regression:
         for name in ("mean", "std"):
             values = [[np.float32(draw[name]) for draw in draws] for draws in samples]
             assert arrays.pop(f"samples.{name}").tolist() == values
@@ -125,8 +125,8 @@ def test_an_npz_answer_holds_the_json_answer(ask, num_samples):
         missing.add("interval")
     else:
         assert arrays.pop("samples").tolist() == np.array(samples, np.float32).tolist()
-        for inside, prediction in zip(arrays.pop("prediction_set"), predictions, strict=True):
-            assert classes[inside].tolist() == prediction["prediction_set"]
+        for mask, prediction in zip(arrays.pop("prediction_set"), predictions, strict=True):
+            assert classes[mask].tolist() == prediction["prediction_set"]
         missing.add("prediction_set")
     if columns is not None:
         for is_missing, prediction in zip(arrays.pop("missing"), predictions, strict=True):
@@ -147,16 +147,14 @@ def test_an_npz_answer_holds_the_json_answer(ask, num_samples):
 
 
 @pytest.mark.parametrize("num_samples", [7, 64, 150])
-def test_a_draw_count_without_calibration_is_judged_by_the_calibrated_draws_in_it(
-    ask, client, num_samples
-):
-    answer = ask(seed=9, num_samples=num_samples).json()
+def test_decisions_use_the_largest_calibrated_draw_count(predict, client, num_samples):
+    answer = predict(seed=9, num_samples=num_samples).json()
     counts = client.get(f"/models/{answer['model']}").json()["manifest"]["detectors"]["draw_counts"]
-    judged = max(count for count in counts if count <= num_samples)
-    calibrated = ask(seed=9, num_samples=judged).json()["predictions"]
-    for a, b in zip(answer["predictions"], calibrated, strict=True):
-        names = ["p_value", "flag", "detectors", *(["interval"] if ask.is_regression else [])]
+    calibrated_count = max(count for count in counts if count <= num_samples)
+    expected = predict(seed=9, num_samples=calibrated_count).json()["predictions"]
+    for a, b in zip(answer["predictions"], expected, strict=True):
+        names = ["p_value", "flag", "detectors", *(["interval"] if predict.is_regression else [])]
         assert all(a[name] == b[name] for name in names)
         assert a["num_samples"] == num_samples
-        if not ask.is_regression:
+        if not predict.is_regression:
             assert {*a["prediction_set"]} == {*b["prediction_set"], a["label"]}

@@ -17,7 +17,7 @@ X = tiny.rows(np.random.default_rng(8), len(GROUPS))
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
+def models_and_client(tmp_path_factory):
     store = ModelStore(tmp_path_factory.mktemp("categories") / "models")
     for kind in KINDS:
         tiny.publish(store, kind, kind=kind)
@@ -32,8 +32,8 @@ def predict(client, model, **fields):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_are_judged_within_their_categories(served, kind):
-    models, client = served
+def test_rows_are_ranked_within_their_categories(models_and_client, kind):
+    models, client = models_and_client
     model = models[kind]
     options = {"groups": GROUPS} if kind == "group" else {}
     answer = predict(client, kind, fpr=0.1, coverage=0.8, **options)
@@ -42,8 +42,8 @@ def test_rows_are_judged_within_their_categories(served, kind):
     tables = model.calibration.rank_tables[tiny.DRAWS]
     for n, row in enumerate(answer.json()["predictions"]):
         name = row["label"] if kind == "class" else GROUPS[n] if GROUPS[n] in spec.names else None
-        large = [rows for rows in spec.judged_rows if rows >= MIN_CAUTIOUS_ROWS]
-        rows = min(large) if name is None else spec.judged_rows[spec.names.index(name)]
+        row_counts = [rows for rows in spec.judged_rows if rows >= MIN_CAUTIOUS_ROWS]
+        rows = min(row_counts) if name is None else spec.judged_rows[spec.names.index(name)]
         assert row["category"] == {"name": name, "rows": rows}
         assert row["flag"] == (row["p_value"] <= 0.1)
         if name is not None:
@@ -56,40 +56,40 @@ def test_rows_are_judged_within_their_categories(served, kind):
                 mass -= row["probabilities"][c]
                 q = np.sort(tables.by_category[c].nonconformity)
                 rank = int(np.ceil((len(q) + 1) * 0.8 - 1e-9))
-                inside = rank > len(q) or max(mass, 0.0) <= q[rank - 1] + 1e-9
-                assert (spec.names[c] in row["prediction_set"]) == inside
+                is_inside = rank > len(q) or max(mass, 0.0) <= q[rank - 1] + 1e-9
+                assert (spec.names[c] in row["prediction_set"]) == is_inside
 
 
-def test_an_unknown_group_is_judged_as_one_that_is_not_said(served):
-    _, client = served
+def test_unknown_group_is_judged_like_a_missing_group(models_and_client):
+    _, client = models_and_client
     with_groups = predict(client, "group", groups=GROUPS, risk=0.97).json()["predictions"]
-    without = predict(client, "group", risk=0.97).json()["predictions"]
-    assert without[4] == with_groups[4]
-    assert without[4]["abstain"] is True
-    each = [
+    without_groups = predict(client, "group", risk=0.97).json()["predictions"]
+    assert without_groups[4] == with_groups[4]
+    assert without_groups[4]["abstain"] is True
+    by_group = [
         predict(client, "group", groups=[name] * len(GROUPS)).json()["predictions"]
         for name in tiny.GROUPS
     ]
     assert tiny.SMALL < MIN_CAUTIOUS_ROWS
-    for n, row in enumerate(without):
-        assert row["p_value"] == max(of_group[n]["p_value"] for of_group in each[:-1])
-        union = set().union(*(of_group[n]["prediction_set"] for of_group in each[:-1]))
+    for n, row in enumerate(without_groups):
+        assert row["p_value"] == max(predictions[n]["p_value"] for predictions in by_group[:-1])
+        union = set().union(*(predictions[n]["prediction_set"] for predictions in by_group[:-1]))
         assert set(row["prediction_set"]) == union
         if GROUPS[n] != "violet":
-            of_own = each[tiny.GROUPS.index(GROUPS[n])][n]
-            assert with_groups[n]["p_value"] == of_own["p_value"]
-            assert with_groups[n]["prediction_set"] == of_own["prediction_set"]
+            expected = by_group[tiny.GROUPS.index(GROUPS[n])][n]
+            assert with_groups[n]["p_value"] == expected["p_value"]
+            assert with_groups[n]["prediction_set"] == expected["prediction_set"]
 
 
-def test_an_answer_is_what_is_decided_of_the_models_own_prediction(served):
-    models, client = served
+def test_answer_matches_decisions_of_the_loaded_model(models_and_client):
+    models, client = models_and_client
     model = models["group"]
-    numbers = np.array(
+    group_indices = np.array(
         [model.manifest.categories.names.index(g) if g != "violet" else -1 for g in GROUPS]
     )
-    prediction = model.predict(X, model.runtime.draw(7, 0, tiny.DRAWS)).with_groups(numbers)
-    decided = decide(prediction, DecisionOptions(0.2, None, 0.7, None))
-    packed = client.post(
+    prediction = model.predict(X, model.runtime.draw(7, 0, tiny.DRAWS)).with_groups(group_indices)
+    decision = decide(prediction, DecisionOptions(0.2, None, 0.7, None))
+    answer = client.post(
         "/predict",
         json={
             "model": "group",
@@ -101,15 +101,15 @@ def test_an_answer_is_what_is_decided_of_the_models_own_prediction(served):
         },
         headers={"Accept": "application/x-npz"},
     )
-    arrays = np.load(io.BytesIO(packed.content), allow_pickle=False)
-    assert arrays["p_value"].tolist() == decided.p_values.p_value.tolist()
-    assert arrays["flag"].tolist() == decided.flag.tolist()
-    assert arrays["prediction_set"].tolist() == decided.prediction_set.tolist()
+    arrays = np.load(io.BytesIO(answer.content), allow_pickle=False)
+    assert arrays["p_value"].tolist() == decision.p_values.p_value.tolist()
+    assert arrays["flag"].tolist() == decision.flag.tolist()
+    assert arrays["prediction_set"].tolist() == decision.prediction_set.tolist()
     assert arrays["category"].tolist() == ["red", "blue", "green", "red", "", "blue"]
 
 
-def test_groups_may_come_in_the_query_beside_an_array(served):
-    _, client = served
+def test_groups_can_be_query_parameters_of_an_npy_request(models_and_client):
+    _, client = models_and_client
     query = {"model": "group", "seed": 7, "groups": GROUPS}
     headers = {"Content-Type": "application/x-npy"}
     answer = client.post("/predict", params=query, content=npy_bytes(X), headers=headers)
@@ -118,7 +118,7 @@ def test_groups_may_come_in_the_query_beside_an_array(served):
 
 
 @pytest.mark.parametrize(
-    ("model", "groups", "says"),
+    ("model", "groups", "message"),
     [
         ("group", ["red"], "groups: expected a group for each of the 6 rows, got 1"),
         ("class", GROUPS, "groups: expected none, because class is not calibrated"),
@@ -126,27 +126,27 @@ def test_groups_may_come_in_the_query_beside_an_array(served):
         ("group", [1] * 6, "groups.0"),
     ],
 )
-def test_groups_that_do_not_fit_are_refused(served, model, groups, says):
-    _, client = served
-    refused = predict(client, model, groups=groups)
-    assert refused.status_code == 422
-    assert refused.json()["detail"].startswith(says)
+def test_invalid_groups_are_refused(models_and_client, model, groups, message):
+    _, client = models_and_client
+    response = predict(client, model, groups=groups)
+    assert response.status_code == 422
+    assert response.json()["detail"].startswith(message)
 
 
-def test_a_model_without_categories_says_so(served):
-    _, client = served
+def test_categories_are_null_for_models_without_them(models_and_client):
+    _, client = models_and_client
     assert {row["category"] for row in predict(client, "plain").json()["predictions"]} == {None}
     items = {model["name"]: model for model in client.get("/models").json()["models"]}
     assert items["plain"]["categories"] is None
     assert items["group"]["categories"]["names"] == list(tiny.GROUPS)
 
 
-def test_rates_that_no_category_bears_are_refused_and_those_that_some_bear_are_not(served):
-    models, client = served
+def test_fpr_is_refused_only_if_no_category_supports_it(models_and_client):
+    models, client = models_and_client
     spec = models["class"].manifest.categories
-    smallest, largest = 1 / (max(spec.judged_rows) + 1), 1 / (min(spec.judged_rows) + 1)
-    refused = predict(client, "class", fpr=smallest * 0.9)
-    assert refused.status_code == 422
-    assert refused.json()["detail"].startswith("fpr: expected at least")
-    assert smallest < largest
-    assert predict(client, "class", fpr=(smallest + largest) / 2).status_code == 200
+    min_rate, max_rate = 1 / (max(spec.judged_rows) + 1), 1 / (min(spec.judged_rows) + 1)
+    response = predict(client, "class", fpr=min_rate * 0.9)
+    assert response.status_code == 422
+    assert response.json()["detail"].startswith("fpr: expected at least")
+    assert min_rate < max_rate
+    assert predict(client, "class", fpr=(min_rate + max_rate) / 2).status_code == 200

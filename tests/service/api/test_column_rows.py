@@ -9,7 +9,7 @@ from tests.support.files import npy_bytes, npz_bytes
 from tests.support.serving import open_client, wait_until
 
 PERSON = {"age": 31, "city": "Rome"}
-ROWS = np.array([[(31 - 50) / 20, 1.0, 0.0]], dtype=np.float32)  # the same, as the network gets it
+ROWS = np.array([[(31 - 50) / 20, 1.0, 0.0]], dtype=np.float32)  # PERSON as network input
 PEOPLE = {"model": "people", "seed": 3}
 NPY, NPZ = "application/x-npy", "application/x-npz"
 
@@ -23,71 +23,71 @@ def client(kinds, tmp_path_factory):
         yield client
 
 
-def in_json(path, field, **more):
-    return lambda client: client.post(path, json={**PEOPLE, field: ROWS.tolist(), **more})
+def json_request(path, field, **options):
+    return lambda client: client.post(path, json={**PEOPLE, field: ROWS.tolist(), **options})
 
 
-def named(path, field):
+def file_name_request(path, field):
     return lambda client: client.post(path, json={**PEOPLE, field: "rows.npy"})
 
 
-def in_file(path, content, media_type):
+def file_request(path, content, media_type):
     return lambda client: client.post(
         path, params={"model": "people"}, content=content, headers={"Content-Type": media_type}
     )
 
 
-def label(client):
+def label_request(client):
     entry = {"id": "one", "label": "class 1", "input": ROWS[0].tolist()}
     return client.post("/labels", json={"model": "people", "labels": [entry]})
 
 
-def infer(client):
+def infer_request(client):
     tensor = {"name": "x", "shape": [1, 3], "datatype": "FP32", "data": ROWS.ravel().tolist()}
     return client.post("/v2/models/people/infer", json={"inputs": [tensor]})
 
 
-def invoke(client):
+def invocations_request(client):
     return client.post("/invocations", json={"instances": ROWS.tolist()})
 
 
-DOORS = {
-    "predict": in_json("/predict", "inputs"),
-    "predict npy": in_file("/predict", npy_bytes(ROWS), NPY),
-    "acquire": in_json("/acquire", "pool", k=1),
-    "acquire npy": in_file("/acquire", npy_bytes(ROWS), NPY),
-    "acquire npz": in_file("/acquire", npz_bytes(x=ROWS), NPZ),
-    "acquire pool_file": named("/acquire", "pool_file"),
-    "acquire preview": in_file("/acquire/preview", npy_bytes(ROWS), NPY),
-    "predict job": in_json("/predict/jobs", "inputs"),
-    "predict job npz": in_file("/predict/jobs", npz_bytes(x=ROWS), NPZ),
-    "predict job inputs_file": named("/predict/jobs", "inputs_file"),
-    "acquire job": in_json("/acquire/jobs", "pool"),
-    "labels": label,
-    "infer": infer,
-    "invocations": invoke,
+REQUESTS = {
+    "predict": json_request("/predict", "inputs"),
+    "predict npy": file_request("/predict", npy_bytes(ROWS), NPY),
+    "acquire": json_request("/acquire", "pool", k=1),
+    "acquire npy": file_request("/acquire", npy_bytes(ROWS), NPY),
+    "acquire npz": file_request("/acquire", npz_bytes(x=ROWS), NPZ),
+    "acquire pool_file": file_name_request("/acquire", "pool_file"),
+    "acquire preview": file_request("/acquire/preview", npy_bytes(ROWS), NPY),
+    "predict job": json_request("/predict/jobs", "inputs"),
+    "predict job npz": file_request("/predict/jobs", npz_bytes(x=ROWS), NPZ),
+    "predict job inputs_file": file_name_request("/predict/jobs", "inputs_file"),
+    "acquire job": json_request("/acquire/jobs", "pool"),
+    "labels": label_request,
+    "infer": infer_request,
+    "invocations": invocations_request,
 }
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_rows_of_numbers_are_refused_for_a_table(client, door):
-    refused = DOORS[door](client)
-    assert 400 <= refused.status_code < 500, refused.text
-    assert "by column" in refused.text or "for each of the 2 columns" in refused.text
+@pytest.mark.parametrize("name", REQUESTS)
+def test_table_model_refuses_rows_without_column_names(client, name):
+    response = REQUESTS[name](client)
+    assert 400 <= response.status_code < 500, response.text
+    assert "by column" in response.text or "for each of the 2 columns" in response.text
 
 
-def test_a_job_reads_its_rows_as_they_came(client):
+def test_job_accepts_rows_keyed_by_column(client):
     job = client.post("/predict/jobs", json={**PEOPLE, "inputs": [PERSON]}).json()
     wait_until(
         lambda: client.get(f"/jobs/{job['id']}").json()["state"] not in ("queued", "running")
     )
     assert client.get(f"/jobs/{job['id']}").json()["error"] is None
     arrays = np.load(io.BytesIO(client.get(f"/jobs/{job['id']}/result").content))
-    at_once = client.post("/predict", json={**PEOPLE, "inputs": [PERSON]}).json()["predictions"]
-    assert arrays["probabilities"][0].tolist() == at_once[0]["probabilities"]
+    expected = client.post("/predict", json={**PEOPLE, "inputs": [PERSON]}).json()["predictions"]
+    assert arrays["probabilities"][0].tolist() == expected[0]["probabilities"]
 
 
-def test_the_client_sends_frames_by_column(client):
+def test_client_sends_data_frames_by_column(client):
     with Client(str(client.base_url)) as dubito:
         assert len(dubito.predict(pandas.DataFrame([PERSON]), **PEOPLE)) == 1
         with pytest.raises(InvalidInput, match="inputs: expected rows as objects keyed by column"):

@@ -16,7 +16,7 @@ SMALL_LIMITS = {"MAX_ROW_DRAWS": 60, "MAX_ANSWER_NUMBERS": 100}
 
 
 def assert_problem(answer, status, *words):
-    """An answer is a problem of a status whose detail has these words."""
+    """Check the status, body and detail of a problem response."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     content = answer.json()
@@ -34,13 +34,12 @@ def assert_problem(answer, status, *words):
 
 
 def npy_with(header, data=b"", version=b"\x01\x00"):
-    """An npy file with a header as given."""
+    """Build an npy file from its header and data."""
     size = len(header).to_bytes(2 if version == b"\x01\x00" else 4, "little")
     return b"\x93NUMPY" + version + size + header.encode() + data
 
 
 def header(descr="'<f4'", shape="(1, 64)"):
-    """The header of an npy file."""
     return f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n"
 
 
@@ -79,7 +78,7 @@ def header(descr="'<f4'", shape="(1, 64)"):
     ids=lambda body: repr(body[:24]),
 )
 @pytest.mark.parametrize("path", ["/predict", "/acquire"])
-def test_a_body_that_is_no_json_object_is_refused(client, path, body):
+def test_body_must_be_a_json_object(client, path, body):
     assert_problem(client.post(path, content=body, headers=JSON), 422, "body: expected ")
 
 
@@ -122,7 +121,7 @@ def test_a_body_that_is_no_json_object_is_refused(client, path, body):
     ],
     ids=lambda value: repr(value)[:30],
 )
-def test_bad_rows_are_refused_by_their_place(client, inputs, words):
+def test_invalid_rows_are_refused_with_their_position(client, inputs, words):
     assert_problem(client.post("/predict", json={"inputs": inputs}), 422, *words)
     pool = [word.replace("inputs", "pool") for word in words]
     assert_problem(client.post("/acquire", json={"pool": inputs}), 422, *pool)
@@ -145,13 +144,13 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES, ids=repr)
-def test_an_unknown_model_is_not_found(client, name):
+def test_unknown_model_is_not_found(client, name):
     answer = client.post("/predict", json={"inputs": [ROW], "model": name})
     assert_problem(answer, 404, "model: expected one of digits")
 
 
 @pytest.mark.parametrize("version", [*NAMES, "0", "2", "-1", "01", "1.0", "999999999999"], ids=repr)
-def test_an_unknown_version_is_not_found(client, version):
+def test_unknown_version_is_not_found(client, version):
     answer = client.post("/predict", json={"inputs": [ROW], "version": version})
     assert_problem(
         answer, 404, "version: expected one of 1, latest of model digits, got a string of"
@@ -208,25 +207,25 @@ def test_an_unknown_version_is_not_found(client, version):
     ],
     ids=lambda value: repr(value)[:20],
 )
-def test_a_bad_field_is_refused_by_its_name(client, path, field, value, words):
+def test_invalid_field_is_refused_by_name(client, path, field, value, words):
     request = {"inputs" if path == "/predict" else "pool": [ROW], field: value}
     assert_problem(client.post(path, json=request), 422, f"{field}: expected ", words)
 
 
-def test_all_wrong_fields_are_told_of_at_once(client):
-    wrong = {"num_samples": 0, "seed": "7", "fpr": 2, "sead": 7}
-    problem = client.post("/predict", json={"inputs": [ROW], **wrong}).json()
-    assert [error["field"] for error in problem["errors"]] == list(wrong)
+def test_problem_lists_up_to_ten_invalid_fields(client):
+    invalid_fields = {"num_samples": 0, "seed": "7", "fpr": 2, "sead": 7}
+    problem = client.post("/predict", json={"inputs": [ROW], **invalid_fields}).json()
+    assert [error["field"] for error in problem["errors"]] == list(invalid_fields)
     assert problem["errors"][1]["detail"].endswith("got a string of 1 characters")
-    large = {f"field{i}": 0 for i in range(100)}
-    assert len(client.post("/predict", json={"inputs": [ROW], **large}).json()["errors"]) == 10
+    extras = {f"field{i}": 0 for i in range(100)}
+    assert len(client.post("/predict", json={"inputs": [ROW], **extras}).json()["errors"]) == 10
     labels = [{"id": str(i), "label": "three", "input": ROW} for i in range(20)]
     problem = client.post("/labels", json={"labels": labels}).json()
     assert [e["field"] for e in problem["errors"]] == [f"labels.{i}.label" for i in range(10)]
     assert problem["errors"][0]["detail"].endswith("got a string of 5 characters")
 
 
-def test_the_type_of_a_problem_leads_to_what_it_means(client):
+def test_problem_type_links_to_its_description(client):
     problem = client.get("/models/nothing").json()
     page, _, code = problem["type"].partition("#")
     answer = client.get(page)
@@ -234,7 +233,7 @@ def test_the_type_of_a_problem_leads_to_what_it_means(client):
     assert f'id="{code}"' in answer.text
 
 
-def test_a_flag_is_decided_by_one_rate(client):
+def test_fpr_and_fdr_are_mutually_exclusive(client):
     request = {"inputs": [ROW], "fpr": 0.05, "fdr": 0.05}
     assert_problem(
         client.post("/predict", json=request), 422, "fdr: expected either fdr or fpr", "got both"
@@ -242,7 +241,7 @@ def test_a_flag_is_decided_by_one_rate(client):
 
 
 @pytest.mark.parametrize("field", ["fpr", "fdr"])
-def test_a_rate_that_the_calibration_cannot_tell_is_refused_however_the_rows_come(client, field):
+def test_unsupported_rate_is_refused_in_every_request_format(client, field):
     words = (
         f"{field}: expected at least 0.00452489, the smallest rate that digits supports, got 0.004"
     )
@@ -262,11 +261,11 @@ def test_a_rate_that_the_calibration_cannot_tell_is_refused_however_the_rows_com
         ("/acquire", "pool: expected at least one row, got none"),
     ],
 )
-def test_missing_rows_are_named(client, path, expected):
+def test_missing_rows_are_reported_by_field_name(client, path, expected):
     assert_problem(client.post(path, json={}), 422, expected)
 
 
-def test_a_long_unknown_field_is_not_repeated_whole(client):
+def test_long_unknown_field_name_is_truncated_in_the_error(client):
     answer = client.post("/predict", json={"inputs": [ROW], "secret" * 100: 1})
     assert_problem(answer, 422, "an unknown field")
     assert "secret" * 20 not in answer.text
@@ -332,7 +331,7 @@ def test_a_long_unknown_field_is_not_repeated_whole(client):
     ],
     ids=lambda value: repr(value[:60])[-50:],
 )
-def test_a_bad_npy_body_is_refused(client, body, words):
+def test_invalid_npy_body_is_refused(client, body, words):
     assert_problem(client.post("/predict", content=body, headers=NPY), 422, words)
 
 
@@ -353,13 +352,13 @@ def test_a_bad_npy_body_is_refused(client, body, words):
         ("%ed%a0%80=1", "an unknown field"),
     ],
 )
-def test_a_bad_query_beside_an_npy_body_is_refused(client, query, words):
+def test_invalid_query_with_npy_body_is_refused(client, query, words):
     answer = client.post(f"/predict?{query}", content=npy_bytes(np.zeros((1, 64))), headers=NPY)
     assert_problem(answer, 422, words)
 
 
 @pytest.mark.parametrize("query", ["seed=7", "x", "%ff=%00"])
-def test_a_query_beside_a_json_body_is_refused_and_not_passed_over(client, query):
+def test_query_with_json_body_is_refused(client, query):
     assert_problem(
         client.post(f"/predict?{query}", json={"inputs": [ROW]}),
         422,
@@ -368,7 +367,7 @@ def test_a_query_beside_a_json_body_is_refused_and_not_passed_over(client, query
 
 
 @pytest.mark.parametrize(
-    ("content_type", "received"),
+    ("content_type", "description"),
     [
         (None, "none"),
         ("", "none"),
@@ -377,16 +376,16 @@ def test_a_query_beside_a_json_body_is_refused_and_not_passed_over(client, query
         ("a" * 5000, "another media type"),
     ],
 )
-def test_another_media_type_is_refused(client, content_type, received):
+def test_unsupported_media_type_is_refused(client, content_type, description):
     headers = {} if content_type is None else {"Content-Type": content_type}
     answer = client.post("/predict", content=b"{}", headers=headers)
-    assert_problem(answer, 415, "Content-Type: expected application/json", f"got {received}")
+    assert_problem(answer, 415, "Content-Type: expected application/json", f"got {description}")
 
 
 @pytest.mark.parametrize(
     "content_type", ["application/json; charset=utf-8", "Application/JSON", "application/json ;x"]
 )
-def test_the_media_type_is_read_without_case_and_parameters(client, content_type):
+def test_media_type_ignores_case_and_parameters(client, content_type):
     body = b'{"inputs": [%s]}' % str(ROW).encode()
     assert (
         client.post("/predict", content=body, headers={"Content-Type": content_type}).status_code
@@ -395,7 +394,7 @@ def test_the_media_type_is_read_without_case_and_parameters(client, content_type
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "identity, gzip"])
-def test_an_encoded_body_is_refused(client, encoding):
+def test_encoded_body_is_refused(client, encoding):
     headers = {**JSON, "Content-Encoding": encoding}
     assert_problem(
         client.post("/predict", content=gzip.compress(b"{}"), headers=headers),
@@ -407,7 +406,7 @@ def test_an_encoded_body_is_refused(client, encoding):
 @pytest.mark.parametrize(
     "path", ["/nothing", "/predict/x", "/models/a/b", "/models/..%2f..%2fetc", "/.env"]
 )
-def test_an_unknown_path_is_not_found(client, path):
+def test_unknown_path_is_not_found(client, path):
     assert_problem(client.get(path), 404, "path: expected")
 
 
@@ -423,13 +422,13 @@ def test_an_unknown_path_is_not_found(client, path):
         *(("POST", "/jobs/0", "DELETE, GET, HEAD"), ("GET", "/acquire/jobs", "POST")),
     ],
 )
-def test_a_wrong_method_is_refused_with_the_right_one(client, method, path, allowed):
+def test_wrong_method_is_refused_with_the_allowed_methods(client, method, path, allowed):
     answer = client.request(method, path)
     assert_problem(answer, 405, f"method: expected {allowed}, got {method}")
     assert answer.headers["allow"] == allowed
 
 
-def test_a_duplicate_key_is_read_as_the_last_one(client):
+def test_last_value_of_a_duplicate_json_key_is_used(client):
     body = b'{"inputs": [%s], "seed": 1, "seed": 2}' % str(ROW).encode()
     answer = client.post("/predict", content=body, headers=JSON)
     assert answer.status_code == 200
@@ -439,20 +438,19 @@ def test_a_duplicate_key_is_read_as_the_last_one(client):
 @pytest.mark.parametrize(
     "length", ["abc", "-1", "5_0", "+5", "1e3", "", "9" * 30, "5\r\nContent-Length: 6"]
 )
-def test_a_content_length_that_is_no_number_is_refused_by_the_server(client, service_url, length):
+def test_invalid_content_length_is_refused_by_the_server(client, service_url, length):
     head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
     with socket.create_connection(
         (urlsplit(service_url).hostname, urlsplit(service_url).port), timeout=30
-    ) as raw:
-        raw.sendall(head.encode())
-        assert raw.recv(1000).startswith(b"HTTP/1.1 400 ")
+    ) as connection:
+        connection.sendall(head.encode())
+        assert connection.recv(1000).startswith(b"HTTP/1.1 400 ")
     assert client.get("/health/live").status_code == 200
 
 
-def test_limits_are_kept(open_client, digits_store):
+def test_request_limits_are_enforced(open_client, digits_store):
     with open_client(digits_store, limits=SMALL_LIMITS, **SMALL) as client:
-        # A body that is too large is refused before it is looked at: by its announced length, or as
-        # it streams in.
+        # Oversized bodies are refused before parsing, by their announced length or while streaming.
         assert_problem(
             client.post("/predict", content=b" " * 4097, headers=JSON),
             413,
@@ -495,14 +493,14 @@ def test_limits_are_kept(open_client, digits_store):
         assert answer.status_code == 200
 
 
-def test_a_wrong_number_far_down_a_long_request_is_named_by_its_row(client):
+def test_error_names_the_invalid_row_of_a_long_request(client):
     rows = [[0.0] * 64] * 3000
-    for place, wrong, expected in (
+    for index, invalid_row, expected in (
         (2500, [*[0.0] * 63, "x"], "pool.2500.63: expected a number, got a string"),
         (2999, [0.0] * 63, "pool.2999: expected an array of 64"),
         (1024, [*[0.0] * 5, 1e39, *[0.0] * 58], "pool.1024.5: expected a finite number"),
     ):
-        pool = [*rows[:place], wrong, *rows[place + 1 :]]
+        pool = [*rows[:index], invalid_row, *rows[index + 1 :]]
         answer = client.post("/acquire", json={"pool": pool, "num_samples": 1})
         assert answer.status_code == 422
         assert answer.json()["detail"].startswith(expected)

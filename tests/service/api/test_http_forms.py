@@ -12,18 +12,18 @@ ORIGIN = "https://app.example.com"
 
 
 @pytest.mark.parametrize("path", GETS + MORE_GETS)
-def test_head_is_get_without_a_body(client, path):
+def test_head_matches_get_without_the_body(client, path):
     head, get = client.head(path), client.get(path)
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-type"] == get.headers["content-type"]
     assert client.head("/predict").headers["allow"] == "POST"
 
 
-def test_a_media_type_that_is_refused_is_not_sent_for_another(client):
-    for used, sent in ("application/x-npz;q=0", "json"), ("application/x-npz", "x-npz"):
-        headers = {"Accept": f"application/json, {used}"}
+def test_media_type_with_zero_weight_is_not_sent(client):
+    for media_range, subtype in ("application/x-npz;q=0", "json"), ("application/x-npz", "x-npz"):
+        headers = {"Accept": f"application/json, {media_range}"}
         answer = client.post("/predict", json=ROWS, headers=headers)
-        assert answer.headers["content-type"] == f"application/{sent}"
+        assert answer.headers["content-type"] == f"application/{subtype}"
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_media_type_that_is_refused_is_not_sent_for_another(client):
         (["text/html"], "json"),
     ],
 )
-def test_the_highest_weight_in_all_accept_lines_decides(client, accept, media_type):
+def test_highest_weight_of_all_accept_headers_selects_the_media_type(client, accept, media_type):
     headers = [("Accept", line) for line in accept]
     request = client.build_request("POST", "/predict", json=ROWS)
     del request.headers["accept"]
@@ -47,7 +47,7 @@ def test_the_highest_weight_in_all_accept_lines_decides(client, accept, media_ty
 
 
 @pytest.mark.parametrize(
-    ("accept", "is_packed"),
+    ("accept", "is_compressed"),
     [
         (["gzip;q=0"], False),
         (["*;q=0"], False),
@@ -58,7 +58,7 @@ def test_the_highest_weight_in_all_accept_lines_decides(client, accept, media_ty
     ],
 )
 @pytest.mark.parametrize("path", ["/predict", "/openapi.json", "/page/main.js"])
-def test_gzip_is_used_only_for_clients_that_accept_it(client, path, accept, is_packed):
+def test_gzip_is_used_only_for_clients_that_accept_it(client, path, accept, is_compressed):
     body = {**ROWS, "inputs": [[8] * 64] * 200}
     is_post = path == "/predict"
     request = client.build_request(
@@ -68,19 +68,19 @@ def test_gzip_is_used_only_for_clients_that_accept_it(client, path, accept, is_p
     headers = [*request.headers.multi_items(), *(("Accept-Encoding", line) for line in accept)]
     request.headers = httpx.Headers(headers)
     answer = client.send(request)
-    assert ("content-encoding" in answer.headers) == is_packed
+    assert ("content-encoding" in answer.headers) == is_compressed
     assert "Accept-Encoding" in answer.headers["vary"]
 
 
 @pytest.mark.parametrize("path", ["/models", "/models/digits", "/jobs", "/labels", "/jobs/none"])
-def test_a_query_that_nobody_reads_is_refused(client, path):
+def test_unknown_query_parameters_are_refused(client, path):
     answer = client.get(path, params={"seeed": "7"})
     assert answer.status_code == 422
     assert "seeed" in answer.json()["detail"]
     assert client.post("/labels?seeed=7", json={}).status_code == 422
 
 
-def test_predict_takes_files_of_rows_as_acquire_does(client, digits_rows):
+def test_predict_accepts_parquet_and_npz_files(client, digits_rows):
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     rows = digits_rows[:3]
@@ -96,7 +96,7 @@ def test_predict_takes_files_of_rows_as_acquire_does(client, digits_rows):
     assert "seeed" in answer.json()["detail"]
 
 
-def test_v1_stands_before_any_path(client, digits_rows):
+def test_paths_can_have_the_v1_prefix(client, digits_rows):
     body = {"inputs": digits_rows[:1].tolist(), "seed": 7}
     assert client.post("/v1/predict", json=body).json() == client.post("/predict", json=body).json()
     answer = client.post("/v1/predict/jobs", json=body)
@@ -114,7 +114,7 @@ def test_jobs_are_listed_latest_first_with_times_in_utc(client):
     assert detail.startswith("limit: expected a valid integer")
 
 
-def test_pages_of_other_origins_may_ask_where_a_setting_says_so_and_links_have_the_prefix(
+def test_allowed_origins_can_send_requests_and_links_have_the_prefix(
     open_client, digits_store, tmp_path
 ):
     settings = {
@@ -123,17 +123,17 @@ def test_pages_of_other_origins_may_ask_where_a_setting_says_so_and_links_have_t
         "DUBITO_STATE": str(tmp_path),
     }
     with open_client(digits_store, **settings) as client:
-        of_page = {"Origin": ORIGIN, "Sec-Fetch-Site": "cross-site"}
-        request = {"Access-Control-Request-Method": "POST"}
-        assert client.options("/predict", headers=of_page | request).status_code == 200
-        answer = client.post("/predict", json=ROWS, headers=of_page)
+        page_headers = {"Origin": ORIGIN, "Sec-Fetch-Site": "cross-site"}
+        preflight = {"Access-Control-Request-Method": "POST"}
+        assert client.options("/predict", headers=page_headers | preflight).status_code == 200
+        answer = client.post("/predict", json=ROWS, headers=page_headers)
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, ORIGIN)
-        rest = {**of_page, "Origin": "https://evil.example.com"}
-        assert client.options("/predict", headers=rest | request).status_code == 400
-        answer = client.post("/predict", json=ROWS, headers=rest)
+        foreign_headers = {**page_headers, "Origin": "https://evil.example.com"}
+        assert client.options("/predict", headers=foreign_headers | preflight).status_code == 400
+        answer = client.post("/predict", json=ROWS, headers=foreign_headers)
         assert answer.status_code == 403
         assert "access-control-allow-origin" not in answer.headers
-        for sent in ("", "/doubt"):  # whether the proxy takes it away or not
-            answer = client.post(f"{sent}/v1/predict/jobs", json=ROWS)
+        for prefix in ("", "/doubt"):  # whether or not the proxy removes it
+            answer = client.post(f"{prefix}/v1/predict/jobs", json=ROWS)
             assert answer.headers["location"].startswith("/doubt/v1/jobs/")
-            assert '"/doubt/openapi.json"' in client.get(f"{sent}/docs").text.replace("'", '"')
+            assert '"/doubt/openapi.json"' in client.get(f"{prefix}/docs").text.replace("'", '"')

@@ -30,7 +30,7 @@ def pools(tmp_path_factory, digits_rows):
 
 @pytest.fixture(scope="module")
 def service(digits_store, pools, tmp_path_factory):
-    """A client of a service with pools."""
+    """A client of a service with a folder of pools."""
     state = str(tmp_path_factory.mktemp("state") / "made" / "later")
     settings = {
         "DUBITO_POOLS": str(pools),
@@ -43,7 +43,7 @@ def service(digits_store, pools, tmp_path_factory):
 
 
 def start_job(client, path, body=None, **kwargs):
-    """A job that was accepted."""
+    """Create a job and check that it is accepted."""
     answer = (
         client.post(path, json=body, **kwargs) if body is not None else client.post(path, **kwargs)
     )
@@ -54,7 +54,7 @@ def start_job(client, path, body=None, **kwargs):
 
 
 def wait_for_job(client, job, seconds=60):
-    """A job when it is over."""
+    """Wait until a job ends and return it."""
     wait_until(
         lambda: client.get(f"/jobs/{job['id']}").json()["state"] not in ("queued", "running"),
         seconds,
@@ -62,14 +62,14 @@ def wait_for_job(client, job, seconds=60):
     return client.get(f"/jobs/{job['id']}").json()
 
 
-def rows_kept(client):
-    page, of_model = client.get("/metrics").text, {"model": "digits", "version": "1"}
+def count_rows(client):
+    page, labels = client.get("/metrics").text, {"model": "digits", "version": "1"}
     return tuple(
-        metric(page, f"dubito_{kind}_rows_total", **of_model) for kind in ("acquired", "control")
+        metric(page, f"dubito_{kind}_rows_total", **labels) for kind in ("acquired", "control")
     )
 
 
-def result(client, job):
+def get_result(client, job):
     job = wait_for_job(client, job)
     assert job["state"] == "done", job
     assert job["progress"] == 1.0
@@ -87,34 +87,34 @@ def result(client, job):
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
-def test_a_job_ranks_as_acquire_does(service, digits_rows, options):
+def test_acquire_job_matches_acquire(service, digits_rows, options):
     options = {"seed": 5, "k": K, **options}
     job = start_job(service, "/acquire/jobs", {"pool_file": "rows.npz", **options})
-    at_once = service.post(
+    expected = service.post(
         "/acquire", json={"pool": digits_rows.tolist(), "ids": IDS, **options}
     ).json()
-    assert result(service, job).json() == at_once
+    assert get_result(service, job).json() == expected
 
 
 @pytest.mark.parametrize("options", [{}, {"fdr": 0.1}], ids=["fpr", "fdr"])
-def test_a_job_predicts_as_predict_does(service, digits_rows, options):
+def test_predict_job_matches_predict(service, digits_rows, options):
     options = {"seed": 5, **options}
     job = start_job(service, "/predict/jobs", {"inputs_file": "rows.npz", **options})
-    rows = service.post(
+    answer = service.post(
         "/predict",
         json={"inputs": digits_rows.tolist(), **options},
         headers={"Accept": "application/x-npz"},
     )
-    expected = np.load(io.BytesIO(rows.content))
-    actual = np.load(io.BytesIO(result(service, job).content))
+    expected = np.load(io.BytesIO(answer.content))
+    actual = np.load(io.BytesIO(get_result(service, job).content))
     assert set(actual.files) == {*expected.files, "ids"}
     assert actual["ids"].tolist() == IDS
     assert all(np.array_equal(actual[name], expected[name]) for name in expected.files)
 
 
-def test_a_table_of_predictions_has_a_column_for_each_number(service, digits_rows):
-    inline = {"inputs": digits_rows[:50].tolist(), "ids": IDS[:50], "seed": 5, "format": "parquet"}
-    answer = result(service, start_job(service, "/predict/jobs", inline))
+def test_parquet_predictions_have_a_column_for_each_value(service, digits_rows):
+    request = {"inputs": digits_rows[:50].tolist(), "ids": IDS[:50], "seed": 5, "format": "parquet"}
+    answer = get_result(service, start_job(service, "/predict/jobs", request))
     assert answer.headers["content-type"] == "application/vnd.apache.parquet"
     table = pq.read_table(io.BytesIO(answer.content))
     rows = service.post("/predict", json={"inputs": digits_rows[:50].tolist(), "seed": 5}).json()[
@@ -131,24 +131,24 @@ def test_a_table_of_predictions_has_a_column_for_each_number(service, digits_row
     assert table.schema.metadata[b"dubito.seed"] == b"5"
 
 
-def test_a_file_comes_as_the_body_with_the_rest_in_the_query(service, pools, digits_rows):
+def test_job_accepts_a_file_as_body_and_options_as_query(service, pools, digits_rows):
     content = (pools / "rows.npz").read_bytes()
     headers = {"Content-Type": "application/x-npz"}
     job = start_job(service, "/acquire/jobs?k=3&seed=5", content=content, headers=headers)
-    at_once = service.post(
+    expected = service.post(
         "/acquire", json={"pool": digits_rows.tolist(), "ids": IDS, "k": 3, "seed": 5}
     ).json()
-    assert result(service, job).json()["ranking"] == at_once["ranking"]
+    assert get_result(service, job).json()["ranking"] == expected["ranking"]
     assert job["read_as"] == "the array x"
     wait_until(lambda: "dubito_jobs_running 0.0" in service.get("/metrics").text)
     assert 'dubito_jobs_total{kind="acquire",state="done"}' in service.get("/metrics").text
 
 
-@pytest.mark.parametrize("ending", ["npz", "parquet"])
-def test_acquire_takes_files_too(service, pools, digits_rows, ending):
-    media_type = {"npz": "application/x-npz", "parquet": "application/vnd.apache.parquet"}[ending]
-    path = pools / f"body.{ending}"
-    if ending == "npz":
+@pytest.mark.parametrize("suffix", ["npz", "parquet"])
+def test_acquire_accepts_files_as_body_and_by_name(service, pools, digits_rows, suffix):
+    media_type = {"npz": "application/x-npz", "parquet": "application/vnd.apache.parquet"}[suffix]
+    path = pools / f"body.{suffix}"
+    if suffix == "npz":
         np.savez_compressed(path, pool=digits_rows, ids=np.array(IDS))
     else:
         pq.write_table(pa.table({"id": IDS, "features": list(digits_rows)}), path)
@@ -156,20 +156,20 @@ def test_acquire_takes_files_too(service, pools, digits_rows, ending):
         "/acquire", json={"pool": digits_rows.tolist(), "ids": IDS, "k": 4, "seed": 2}
     ).json()
     headers = {"Content-Type": media_type}
-    body = service.post("/acquire?k=4&seed=2", content=path.read_bytes(), headers=headers)
-    names = service.post("/acquire", json={"pool_file": path.name, "k": 4, "seed": 2})
-    assert body.json() == names.json() == expected
-    wrong = service.post("/acquire", content=b"rubbish", headers=headers)
+    by_body = service.post("/acquire?k=4&seed=2", content=path.read_bytes(), headers=headers)
+    by_name = service.post("/acquire", json={"pool_file": path.name, "k": 4, "seed": 2})
+    assert by_body.json() == by_name.json() == expected
+    damaged = service.post("/acquire", content=b"rubbish", headers=headers)
     assert (
-        wrong.status_code,
-        f"pool: expected a whole {ending} file" in wrong.json()["detail"],
+        damaged.status_code,
+        f"pool: expected a whole {suffix} file" in damaged.json()["detail"],
     ) == (422, True)
-    long = service.post("/acquire", json={"pool_file": "too_long.npy"})
-    assert long.status_code == 413
-    assert "got 107700 (/acquire/jobs takes more)" in long.json()["detail"]
+    oversized = service.post("/acquire", json={"pool_file": "too_long.npy"})
+    assert oversized.status_code == 413
+    assert "got 107700 (/acquire/jobs takes more)" in oversized.json()["detail"]
 
 
-def test_a_running_job_reports_progress_and_is_cancelled_then_deleted(service):
+def test_running_job_reports_progress_and_can_be_cancelled_and_deleted(service):
     request = {"pool_file": "long.npy", "num_samples": 1000}
     link = f"/jobs/{start_job(service, '/acquire/jobs', request)['id']}"
     while (job := service.get(link).json())["progress"] == 0:
@@ -177,15 +177,15 @@ def test_a_running_job_reports_progress_and_is_cancelled_then_deleted(service):
         time.sleep(0.05)
     assert job["state"] == "running"
     assert job["seconds_left"] > 0
-    early = service.get(f"{link}/result")
-    assert early.status_code == 409
-    assert "got running" in early.json()["detail"]
+    answer = service.get(f"{link}/result")
+    assert answer.status_code == 409
+    assert "got running" in answer.json()["detail"]
     assert service.delete(link).status_code == 409
     assert service.post(f"{link}/cancel").status_code == 200
     while (job := service.get(link).json())["state"] == "running":
         time.sleep(0.05)
     assert job["state"] == "cancelled"
-    assert job["id"] in [items["id"] for items in service.get("/jobs").json()["jobs"]]
+    assert job["id"] in [entry["id"] for entry in service.get("/jobs").json()["jobs"]]
     assert service.delete(link).status_code == 200
     assert service.get(link).status_code == 404
 
@@ -206,14 +206,14 @@ def test_a_running_job_reports_progress_and_is_cancelled_then_deleted(service):
     ],
     ids=range(10),
 )
-def test_what_cannot_be_a_job_is_refused_at_once_and_leaves_nothing(service, body, status, words):
-    before = service.get("/jobs").json()
+def test_invalid_job_is_refused_and_not_created(service, body, status, words):
+    existing = service.get("/jobs").json()
     answer = service.post("/acquire/jobs", json=body)
     assert (answer.status_code, words in answer.json()["detail"]) == (status, True), answer.text
-    assert service.get("/jobs").json() == before
+    assert service.get("/jobs").json() == existing
 
 
-def test_a_row_that_cannot_be_computed_fails_the_job_and_is_named(service, pools, digits_rows):
+def test_invalid_row_fails_the_job_and_is_named_in_the_error(service, pools, digits_rows):
     rows = np.concatenate([digits_rows, digits_rows])
     rows[500, 3] = np.nan
     np.savez(pools / "odd.npz", x=rows, ids=np.array([f"row {i}" for i in range(len(rows))]))
@@ -224,7 +224,7 @@ def test_a_row_that_cannot_be_computed_fails_the_job_and_is_named(service, pools
     assert "failed: inputs_file.500.3" in service.get(f"/jobs/{job['id']}/result").json()["detail"]
 
 
-def test_a_file_that_changed_since_fails_the_job(service, pools, digits_rows):
+def test_file_changed_after_job_creation_fails_the_job(service, pools, digits_rows):
     np.save(pools / "changing.npy", digits_rows)
     blocking = start_job(service, "/acquire/jobs", {"pool_file": "long.npy", "num_samples": 1000})
     job = start_job(service, "/acquire/jobs", {"pool_file": "changing.npy"})
@@ -235,9 +235,9 @@ def test_a_file_that_changed_since_fails_the_job(service, pools, digits_rows):
     )
 
 
-def job_processes(state):
-    """Processes that run a job of a state folder."""
-    actual = []
+def find_job_processes(state):
+    """List the processes that run jobs of a state folder."""
+    pids = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             is_job = b"service.batch.job_process" in (process / "cmdline").read_bytes()
@@ -245,59 +245,59 @@ def job_processes(state):
                 str(handle.readlink()).startswith(str(state))
                 for handle in (process / "fd").iterdir()
             ):
-                actual.append(int(process.name))
+                pids.append(int(process.name))
         except OSError:
             continue
-    return actual
+    return pids
 
 
 @pytest.mark.parametrize(
-    "who",
+    "interruption",
     [
-        "the service",
-        pytest.param("the job's process", marks=pytest.mark.slow),
-        pytest.param("the service, in order", marks=pytest.mark.slow),
+        "service killed",
+        pytest.param("job process killed", marks=pytest.mark.slow),
+        pytest.param("service stopped", marks=pytest.mark.slow),
     ],
 )
-def test_a_job_goes_on_after_its_process_or_the_service_ended(
-    digits_store, pools, digits_rows, tmp_path, who
+def test_job_resumes_after_its_process_or_the_service_ends(
+    digits_store, pools, digits_rows, tmp_path, interruption
 ):
     settings = {
         "DUBITO_POOLS": str(pools),
         "DUBITO_STATE": str(tmp_path / "state"),
         "DUBITO_THREADS": "1",
     }
-    asks = {"pool_file": "long.npy", "k": 5, "seed": 1, "num_samples": 40}
+    request = {"pool_file": "long.npy", "k": 5, "seed": 1, "num_samples": 40}
     with (
         serving(digits_store, **settings) as (url, process),
         httpx.Client(base_url=url, timeout=60) as client,
     ):
-        job = start_job(client, "/acquire/jobs", asks)
+        job = start_job(client, "/acquire/jobs", request)
         wait_until(lambda: client.get(f"/jobs/{job['id']}").json()["progress"] > 0)
-        if who == "the job's process":
-            (number,) = job_processes(tmp_path / "state")
-            os.kill(number, signal.SIGKILL)
+        if interruption == "job process killed":
+            (pid,) = find_job_processes(tmp_path / "state")
+            os.kill(pid, signal.SIGKILL)
             assert wait_for_job(client, job, 120)["state"] == "done"
-        elif who == "the service":
+        elif interruption == "service killed":
             process.kill()
     with open_client(digits_store, **settings) as client:
-        retained = client.get(f"/jobs/{job['id']}").json()
-        assert retained["progress"] > 0
+        resumed_job = client.get(f"/jobs/{job['id']}").json()
+        assert resumed_job["progress"] > 0
         actual = wait_for_job(client, job, 120)
         assert actual["state"] == "done", actual
         ranking = client.get(actual["result"]).json()["ranking"]
-        best = client.post(
+        expected = client.post(
             "/acquire", json={"pool": digits_rows.tolist(), "k": 1, "seed": 1, "num_samples": 40}
         ).json()
         assert [row["score"] for row in ranking] == [
-            best["ranking"][0]["score"]
-        ] * 5  # the pool has it 100 times
+            expected["ranking"][0]["score"]
+        ] * 5  # each row is repeated 100 times
         assert len({row["index"] % 359 for row in ranking}) == 1
-    wait_until(lambda: not job_processes(tmp_path / "state"))
+    wait_until(lambda: not find_job_processes(tmp_path / "state"))
 
 
 @pytest.mark.slow
-def test_a_long_job_gives_way_to_another_client_s_and_ends_as_it_would_have(
+def test_long_job_yields_to_another_client_and_finishes_correctly(
     digits_store, pools, digits_rows, tmp_path
 ):
     settings = {
@@ -306,10 +306,10 @@ def test_a_long_job_gives_way_to_another_client_s_and_ends_as_it_would_have(
         "DUBITO_THREADS": "1",
         "DUBITO_API_KEYS": "the-key-of-client-one,the-key-of-client-two",
     }
-    long = {"pool_file": "long.npy", "k": 5, "seed": 1, "num_samples": 100}
+    long_request = {"pool_file": "long.npy", "k": 5, "seed": 1, "num_samples": 100}
     limits = {"JOB_TURN_S": 0.1}
     with serving(digits_store, limits=limits, **settings) as (url, _), ExitStack() as stack:
-        item, two = (
+        client, rival = (
             stack.enter_context(
                 httpx.Client(
                     base_url=url, headers={"X-API-Key": f"the-key-of-client-{key}"}, timeout=60
@@ -317,21 +317,24 @@ def test_a_long_job_gives_way_to_another_client_s_and_ends_as_it_would_have(
             )
             for key in ("one", "two")
         )
-        first = start_job(item, "/acquire/jobs", long)
-        wait_until(lambda: item.get(f"/jobs/{first['id']}").json()["progress"] > 0)
-        second = start_job(two, "/acquire/jobs", {"pool_file": "rows.npz"})
-        wait_until(lambda: two.get(f"/jobs/{second['id']}").json()["state"] != "queued")
-        is_long = item.get(f"/jobs/{first['id']}").json()["progress"] < 0.5
-        second, full = wait_for_job(two, second, 240), wait_for_job(item, first, 240)
-        assert (second["state"], full["state"]) == ("done", "done")
-        assert second["ended"] < full["ended"] or not is_long
-        ranking = item.get(full["result"]).json()["ranking"]
-        best = {"pool": digits_rows.tolist(), "k": 1, "seed": 1, "num_samples": 100}
-        score = item.post("/acquire", json=best).json()["ranking"][0]["score"]
-        assert [row["score"] for row in ranking] == [score] * 5  # the pool has it 100 times
+        long_job = start_job(client, "/acquire/jobs", long_request)
+        wait_until(lambda: client.get(f"/jobs/{long_job['id']}").json()["progress"] > 0)
+        short_job = start_job(rival, "/acquire/jobs", {"pool_file": "rows.npz"})
+        wait_until(lambda: rival.get(f"/jobs/{short_job['id']}").json()["state"] != "queued")
+        is_unfinished = client.get(f"/jobs/{long_job['id']}").json()["progress"] < 0.5
+        short_job, long_job = (
+            wait_for_job(rival, short_job, 240),
+            wait_for_job(client, long_job, 240),
+        )
+        assert (short_job["state"], long_job["state"]) == ("done", "done")
+        assert short_job["ended"] < long_job["ended"] or not is_unfinished
+        ranking = client.get(long_job["result"]).json()["ranking"]
+        request = {"pool": digits_rows.tolist(), "k": 1, "seed": 1, "num_samples": 100}
+        score = client.post("/acquire", json=request).json()["ranking"][0]["score"]
+        assert [row["score"] for row in ranking] == [score] * 5  # each row is repeated 100 times
 
 
-def test_a_service_that_runs_no_jobs_takes_them_until_a_client_has_too_many(
+def test_jobs_are_queued_up_to_the_limit_or_the_fair_share_of_a_client(
     digits_store, pools, tmp_path
 ):
     keys = "first-key-0123456789", "second-key-0123456789"
@@ -344,21 +347,21 @@ def test_a_service_that_runs_no_jobs_takes_them_until_a_client_has_too_many(
     with (
         serving(digits_store, DUBITO_MAX_JOBS="2", **settings) as (url, _),
         httpx.Client(base_url=url, headers={"X-API-Key": keys[0]}) as client,
-        httpx.Client(base_url=url, headers={"X-API-Key": keys[1]}) as other,
+        httpx.Client(base_url=url, headers={"X-API-Key": keys[1]}) as rival,
     ):
         for _ in range(2):
             start_job(client, "/acquire/jobs", {"pool_file": "rows.npz"})
         answer = client.post("/acquire/jobs", json={"pool_file": "rows.npz"})
         assert answer.status_code == 429
         assert answer.headers["retry-after"] == "60"
-        start_job(other, "/acquire/jobs", {"pool": [[0] * 64], "k": 1})  # it has its share
-        assert other.post("/acquire/jobs", json={"pool": [[0] * 64]}).status_code == 429
+        start_job(rival, "/acquire/jobs", {"pool": [[0] * 64], "k": 1})  # within its share
+        assert rival.post("/acquire/jobs", json={"pool": [[0] * 64]}).status_code == 429
         time.sleep(0.3)
         states = [job["state"] for job in client.get("/jobs").json()["jobs"]]
         assert states == ["queued", "queued"]
 
 
-def test_keys_see_their_own_jobs_alone(digits_store, pools, tmp_path):
+def test_keys_see_only_their_own_jobs(digits_store, pools, tmp_path):
     keys = tmp_path / "keys.toml"
     texts = {
         name: f'[[keys]]\nname = "{name.partition("-")[0]}"\nscopes = ["read", "{scope}"]\n'
@@ -376,67 +379,65 @@ def test_keys_see_their_own_jobs_alone(digits_store, pools, tmp_path):
         "DUBITO_KEYS_FILE": str(keys),
     }
     with serving(digits_store, **settings) as (url, _):
-        item, rotated, two, boss, limited = (
+        owner, rotated, two, boss, limited = (
             httpx.Client(base_url=url, headers={"X-API-Key": f"the-long-key-of-{name}"})
             for name in texts
         )
-        job = start_job(item, "/acquire/jobs", {"pool_file": "rows.npz"})
-        assert item.get(f"/jobs/{job['id']}").status_code == 200
-        for other in (two, limited):
+        job = start_job(owner, "/acquire/jobs", {"pool_file": "rows.npz"})
+        assert owner.get(f"/jobs/{job['id']}").status_code == 200
+        for outsider in (two, limited):
             for path in (f"/jobs/{job['id']}", f"/jobs/{job['id']}/result"):
-                assert other.get(path).status_code == 404
-            assert other.delete(f"/jobs/{job['id']}").status_code == 404
-            assert other.post(f"/jobs/{job['id']}/cancel").status_code == 404
-            assert other.get("/jobs").json() == {"jobs": []}
-        for client in (item, rotated, boss):
+                assert outsider.get(path).status_code == 404
+            assert outsider.delete(f"/jobs/{job['id']}").status_code == 404
+            assert outsider.post(f"/jobs/{job['id']}/cancel").status_code == 404
+            assert outsider.get("/jobs").json() == {"jobs": []}
+        for client in (owner, rotated, boss):
             assert [(j["id"], j["owner"]) for j in client.get("/jobs").json()["jobs"]] == [
                 (job["id"], "one")
             ]
             assert client.post(f"/jobs/{job['id']}/cancel").is_success
         assert httpx.get(f"{url}/jobs/{job['id']}").status_code == 401
-        assert item.post("/predict/jobs", json={"inputs_file": "rows.npz"}).status_code == 403
+        assert owner.post("/predict/jobs", json={"inputs_file": "rows.npz"}).status_code == 403
         running = start_job(two, "/acquire/jobs", {"pool_file": "long.npy", "num_samples": 1000})
         keys.write_text("".join(text for name, text in texts.items() if name != "two"))
         assert wait_for_job(boss, running)["state"] == "cancelled"
-        for client in (item, rotated, two, boss, limited):
+        for client in (owner, rotated, two, boss, limited):
             client.close()
 
 
 @pytest.mark.slow
-def test_files_of_one_key_s_jobs_are_bounded_and_a_result_is_all_that_stays(
-    digits_store, digits_rows, tmp_path
-):
+def test_job_files_are_bounded_per_key_and_only_results_remain(digits_store, digits_rows, tmp_path):
     settings = {"DUBITO_MAX_JOB_BYTES": "200000", "DUBITO_STATE": str(tmp_path)}
-    rows = {"inputs": digits_rows[:100].tolist(), "num_samples": 10}  # 26 kB
+    request = {"inputs": digits_rows[:100].tolist(), "num_samples": 10}  # 26 kB
     with (
         serving(digits_store, **settings) as (url, process),
         httpx.Client(base_url=url, timeout=60) as client,
     ):
-        job = start_job(client, "/predict/jobs", {**rows, "format": "parquet"})
+        job = start_job(client, "/predict/jobs", {**request, "format": "parquet"})
         assert wait_for_job(client, job)["state"] == "done"
         folder = tmp_path / "jobs" / job["id"]
         wait_until(lambda: [f.name for f in folder.iterdir()] == ["predictions.parquet"])
         assert client.get(f"/jobs/{job['id']}/result").status_code == 200
         (folder / "predictions.parquet").unlink()
-        lost = client.get(f"/jobs/{job['id']}/result")
-        assert (lost.status_code, "whose file is lost" in lost.json()["detail"]) == (404, True)
-        too_much = {"inputs": [[0] * 64] * 800}
-        answer = client.post("/predict/jobs", json=too_much)
+        answer = client.get(f"/jobs/{job['id']}/result")
+        assert (answer.status_code, "whose file is lost" in answer.json()["detail"]) == (404, True)
+        large_request = {"inputs": [[0] * 64] * 800}
+        answer = client.post("/predict/jobs", json=large_request)
         assert answer.status_code == 507
         assert "up to 200000 bytes of files for all jobs of one key" in answer.json()["detail"]
-        long = start_job(client, "/predict/jobs", {"inputs": [[0] * 64] * 500, "num_samples": 10})
-        assert wait_for_job(client, long)["state"] == "failed"
-        assert "DUBITO_MAX_JOB_BYTES" in wait_for_job(client, long)["error"]
-        wait_until(lambda: not any((tmp_path / "jobs" / long["id"]).iterdir()))
+        job = start_job(client, "/predict/jobs", {"inputs": [[0] * 64] * 500, "num_samples": 10})
+        assert wait_for_job(client, job)["state"] == "failed"
+        assert "DUBITO_MAX_JOB_BYTES" in wait_for_job(client, job)["error"]
+        wait_until(lambda: not any((tmp_path / "jobs" / job["id"]).iterdir()))
         assert len(list((tmp_path / "jobs").iterdir())) == 2
         assert "dubito_state_usable 1.0" in client.get("/metrics").text
         prevent_writes(process.pid)
         wait_until(lambda: "dubito_state_usable 0.0" in client.get("/metrics").text)
         assert client.get("/jobs").status_code == 200
-        assert client.post("/predict/jobs", json=rows).status_code == 507
+        assert client.post("/predict/jobs", json=request).status_code == 507
 
 
-def test_a_state_folder_that_cannot_be_written_to_is_told(digits_store, pools, tmp_path):
+def test_unusable_state_folder_fails_jobs_but_not_acquire(digits_store, pools, tmp_path):
     (tmp_path / "file").write_text("")
     with serving(digits_store, DUBITO_POOLS=str(pools), DUBITO_STATE=str(tmp_path / "file")) as (
         url,
@@ -450,7 +451,7 @@ def test_a_state_folder_that_cannot_be_written_to_is_told(digits_store, pools, t
         assert httpx.post(f"{url}/acquire", json={"pool": [[0] * 64]}).status_code == 200
 
 
-def test_a_job_keeps_sets_aside_and_leaves_out_as_a_request_does(service, digits_rows):
+def test_acquire_job_handles_keep_control_and_exclusion_like_acquire(service, digits_rows):
     request = {
         "ids": [f"j{i}" for i in range(359)],
         "k": 40,
@@ -459,32 +460,32 @@ def test_a_job_keeps_sets_aside_and_leaves_out_as_a_request_does(service, digits
         "control": 0.5,
     }
     pool = {"pool": digits_rows.tolist()}
-    before, counted = service.get("/models/digits/labels").json()["acquired"], rows_kept(service)
+    acquired, counts = service.get("/models/digits/labels").json()["acquired"], count_rows(service)
     job = start_job(service, "/acquire/jobs", {**request, **pool})
     assert wait_for_job(service, job)["state"] == "done"
-    wait_until(lambda: rows_kept(service) == (counted[0] + 40, counted[1] + 20))
-    by_job = result(service, job).json()
-    assert service.get("/models/digits/labels").json()["acquired"] == before + 40
-    assert by_job == service.post("/acquire", json={**request, **pool}).json()
-    assert sum(row["control"] for row in by_job["ranking"]) == 20
-    labels = [{"id": row["id"], "label": "3"} for row in by_job["ranking"]]
+    wait_until(lambda: count_rows(service) == (counts[0] + 40, counts[1] + 20))
+    answer = get_result(service, job).json()
+    assert service.get("/models/digits/labels").json()["acquired"] == acquired + 40
+    assert answer == service.post("/acquire", json={**request, **pool}).json()
+    assert sum(row["control"] for row in answer["ranking"]) == 20
+    labels = [{"id": row["id"], "label": "3"} for row in answer["ranking"]]
     assert service.post("/labels", json={"labels": labels}).json()["accepted"] == 40
-    counted = rows_kept(service)
+    counts = count_rows(service)
     job = start_job(service, "/acquire/jobs", {**request, **pool, "keep": False, "control": 0})
     assert wait_for_job(service, job)["state"] == "done"
-    again = result(service, job).json()
-    assert again["excluded"] == 40
-    assert not {row["id"] for row in again["ranking"]} & {row["id"] for row in by_job["ranking"]}
-    unnamed = {**request, **pool, "ids": None, "k": 2}
-    job = start_job(service, "/acquire/jobs", unnamed)
+    repeat = get_result(service, job).json()
+    assert repeat["excluded"] == 40
+    assert not {row["id"] for row in repeat["ranking"]} & {row["id"] for row in answer["ranking"]}
+    anonymous_pool = {**request, **pool, "ids": None, "k": 2}
+    job = start_job(service, "/acquire/jobs", anonymous_pool)
     assert wait_for_job(service, job)["state"] == "done"
-    assert result(service, job).json() == service.post("/acquire", json=unnamed).json()
-    counted = counted[0] + 4, counted[1] + 2
-    wait_until(lambda: rows_kept(service) == counted)
-    full = {"pool": pool["pool"][:2], "ids": [row["id"] for row in by_job["ranking"][:2]]}
-    job = start_job(service, "/acquire/jobs", full)
+    assert get_result(service, job).json() == service.post("/acquire", json=anonymous_pool).json()
+    counts = counts[0] + 4, counts[1] + 2
+    wait_until(lambda: count_rows(service) == counts)
+    labelled_rows = {"pool": pool["pool"][:2], "ids": [row["id"] for row in answer["ranking"][:2]]}
+    job = start_job(service, "/acquire/jobs", labelled_rows)
     assert (
         wait_for_job(service, job)["state"] == "done"
-        and result(service, job).json()["ranking"] == []
+        and get_result(service, job).json()["ranking"] == []
     )
-    assert rows_kept(service) == counted
+    assert count_rows(service) == counts

@@ -47,14 +47,14 @@ def read(text):
 
 
 def depth(value):
-    """How many arrays and objects are in one another."""
+    """Count the levels of nested arrays and objects."""
     if not isinstance(value, list | dict):
         return 0
     return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
 
 
 @given(OBJECTS, st.sampled_from([None, 1]), st.booleans())
-def test_what_is_json_is_read_as_it_is(content, indent, as_bytearray):
+def test_valid_json_is_read_like_orjson(content, indent, as_bytearray):
     text = json.dumps(content, indent=indent).encode()
     deepest = max((depth(v) - isinstance(v, list) for v in content.values()), default=0)
     if deepest <= json_blocks.MAX_DEPTH:
@@ -63,11 +63,9 @@ def test_what_is_json_is_read_as_it_is(content, indent, as_bytearray):
 
 @given(OBJECTS, st.data())
 @example({"inputs": [1, 2]}, None)
-def test_what_is_not_json_is_refused(content, data):
-    """A text with a few characters dropped, doubled or changed is read as a parser reads it, or
-    refused as by it."""
+def test_edited_json_is_read_like_orjson_or_refused(content, data):
     text = json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass")
-    changed = [
+    variants = [
         text,
         text.replace(b"]", b",]", 1),
         text.replace(b"[", b"[,", 1),
@@ -76,49 +74,49 @@ def test_what_is_not_json_is_refused(content, data):
         text + b"}",
     ]
     if data is not None:
-        place = data.draw(st.integers(0, len(text)))
-        mark = data.draw(
+        index = data.draw(st.integers(0, len(text)))
+        char = data.draw(
             st.sampled_from(
                 [b",", b"[", b"]", b"{", b"}", b'"', b"\\", b":", b" ", b"1", b"\xff", b""]
             )
         )
-        changed += [text[:place] + mark + text[place:], text[:place] + mark + text[place + 1 :]]
-    for each in changed:
+        variants += [text[:index] + char + text[index:], text[:index] + char + text[index + 1 :]]
+    for variant in variants:
         try:
-            expected = orjson.loads(each)
+            expected = orjson.loads(variant)
         except orjson.JSONDecodeError:
             expected = None
-        actual = read(each)
+        actual = read(variant)
         if not isinstance(expected, dict):
-            assert actual is None, each
-        elif actual is not None:  # a wrong field next to the rows may be refused for its depth
-            assert actual == expected, each
+            assert actual is None, variant
+        elif actual is not None:  # fields other than the rows can be refused for their depth
+            assert actual == expected, variant
         else:
             assert (
                 max(depth(value) - isinstance(value, list) for value in expected.values())
                 > json_blocks.MAX_DEPTH
-            ), each
+            ), variant
 
 
-def test_rows_are_counted_and_long_ones_refused_before_they_are_parsed(monkeypatch):
+def test_too_many_or_too_long_rows_are_refused_before_parsing(monkeypatch):
     monkeypatch.setattr(json_blocks, "MAX_ITEM_BYTES", 100)
     with pytest.raises(TooLarge, match="inputs: expected at most 3 rows"):
         split_json(b'{"inputs": [1, 2, 3, 4', "inputs", 3)
     with pytest.raises(TooLarge, match=r"inputs\.1: expected at most 100 bytes of JSON"):
         split_json(b'{"inputs": [[0], [' + b"1," * 100 + b"1]]}", "inputs", 3)
-    long = b"a" * 1000  # a string may be long: an image
+    long = b"a" * 1000  # strings can be long, for example images
     _, rows = split_json(b'{"inputs": ["' + long + b'"]}', "inputs", 3)
     assert list(rows.parts()) == [[long.decode()]]
 
 
-def test_rows_that_count_no_more_must_be_json_too():
+def test_rows_replaced_by_a_duplicate_key_must_be_valid_json():
     assert read(b'{"inputs": [1], "inputs": [2]}') == {"inputs": [2]}
     with pytest.raises(InvalidInput):
         split_json(b'{"inputs": [1x], "inputs": [2]}', "inputs", 3)
 
 
 @pytest.mark.parametrize("depth", [5, 30])
-def test_deep_rows_are_read_in_large_bodies_as_in_small_ones(depth):
+def test_deeply_nested_rows_are_read_from_large_bodies(depth):
     row = b"[" * depth + b"1" + b"]" * depth
     body = b'{"inputs": [' + row + b"]}"
     _, rows = json_blocks.split_json(body, "inputs", 10)

@@ -6,35 +6,33 @@ import pytest
 
 
 @pytest.fixture
-def own(open_client, digits_store, tmp_path):
+def client_and_state(open_client, digits_store, tmp_path):
     with open_client(digits_store, DUBITO_STATE=str(tmp_path / "state")) as client:
         yield client, tmp_path / "state"
 
 
 def post(client, labels, **fields):
-    """The answer to labels."""
     return client.post("/labels", json={"labels": labels, **fields})
 
 
 def make_label(name, label, row):
-    """A label with its row."""
     return {"id": name, "label": label, "input": row}
 
 
-def test_what_was_acquired_is_labelled_by_id_and_not_acquired_again(own, digits_rows):
-    client, state = own
+def test_acquired_rows_are_labelled_by_id_and_not_acquired_again(client_and_state, digits_rows):
+    client, state = client_and_state
     pool = {
         "pool": digits_rows[:100].tolist(),
         "ids": [f"r{i}" for i in range(100)],
         "k": 5,
         "seed": 1,
     }
-    plain = client.post("/acquire", json=pool).json()
+    without_keep = client.post("/acquire", json=pool).json()
     assert not state.exists()
     assert post(client, [{"id": "r0", "label": "3"}]).status_code == 422
-    retained = client.post("/acquire", json={**pool, "keep": True}).json()
-    assert retained == plain
-    names = [row["id"] for row in retained["ranking"]]
+    with_keep = client.post("/acquire", json={**pool, "keep": True}).json()
+    assert with_keep == without_keep
+    names = [row["id"] for row in with_keep["ranking"]]
     answer = post(client, [{"id": name, "label": "3"} for name in names])
     assert answer.json() == {
         "model": "digits",
@@ -51,9 +49,9 @@ def test_what_was_acquired_is_labelled_by_id_and_not_acquired_again(own, digits_
     assert [(row["index"], row["id"]) for row in again["ranking"]] == [
         (r["index"], r["id"]) for r in longer[5:]
     ]
-    odd = [*pool["pool"][:-1], [3e38] * 64]  # the last row cannot be computed
-    refused = client.post("/acquire", json={**pool, "pool": odd})
-    assert refused.json()["detail"].startswith(
+    overflowing_pool = [*pool["pool"][:-1], [3e38] * 64]  # the model cannot compute the last row
+    refusal = client.post("/acquire", json={**pool, "pool": overflowing_pool})
+    assert refusal.json()["detail"].startswith(
         "pool.99: expected numbers that the model can compute with"
     )
     page = client.get("/models/digits/labels").json()
@@ -64,14 +62,14 @@ def test_what_was_acquired_is_labelled_by_id_and_not_acquired_again(own, digits_
         0,
     )
     assert page["live"][0]["figures"] is None
-    everything = client.post(
+    fully_labelled = client.post(
         "/acquire", json={**pool, "pool": pool["pool"][:1], "ids": names[:1]}
     ).json()
-    assert (everything["ranking"], everything["excluded"]) == ([], 1)
+    assert (fully_labelled["ranking"], fully_labelled["excluded"]) == ([], 1)
 
 
-def test_labels_are_listed_in_pages_and_deleted(own, digits_rows):
-    client, state = own
+def test_labels_are_listed_in_pages_and_deleted(client_and_state, digits_rows):
+    client, state = client_and_state
     assert client.get("/labels").json() == {"model": "digits", "labels": [], "next": None}
     assert client.post("/labels/delete", json={"ids": ["a"]}).json()["deleted"] == 0
     assert not state.exists()
@@ -81,29 +79,29 @@ def test_labels_are_listed_in_pages_and_deleted(own, digits_rows):
     assert [label["id"] for label in first["labels"]] == ["a", "b"]
     (rest,) = client.get("/labels", params={"after": first["next"]}).json()["labels"]
     assert datetime.fromisoformat(rest.pop("time")) <= datetime.now(UTC)
-    unsaid = {"target": None, "annotator": None, "control": False, "comment": None}
-    assert rest == {"id": "c", "label": "3", **unsaid}
+    unset = {"target": None, "annotator": None, "control": False, "comment": None}
+    assert rest == {"id": "c", "label": "3", **unset}
     post(client, [{"id": "b", "label": "3", "comment": "blurred"}])
-    post(client, [{"id": "b", "label": "3"}])  # without a comment, the stored one stays
-    listed = client.get("/labels").json()["labels"]
-    assert [label["comment"] for label in listed] == [None, "blurred", None]
+    post(client, [{"id": "b", "label": "3"}])  # an omitted comment keeps the stored one
+    labels = client.get("/labels").json()["labels"]
+    assert [label["comment"] for label in labels] == [None, "blurred", None]
     assert client.get("/labels", params={"annotator": "anna"}).json()["labels"] == []
     deletion = {"model": "digits", "ids": ["a", "c", "other"]}
-    for deleted in (2, 0):
+    for expected_count in (2, 0):
         answer = client.post("/labels/delete", json=deletion).json()
-        assert answer == {"model": "digits", "deleted": deleted, "labels": 1}
+        assert answer == {"model": "digits", "deleted": expected_count, "labels": 1}
     for query in ({"limit": 0}, {"limit": "many"}, {"page": 2}, {"model": "other"}):
         assert client.get("/labels", params=query).status_code in (404, 422)
     assert client.post("/labels/delete", json={"ids": []}).status_code == 422
 
 
-def test_labels_are_accepted_all_or_none_and_once(own, digits_rows):
-    client, _ = own
+def test_labels_are_accepted_atomically_and_idempotently(client_and_state, digits_rows):
+    client, _ = client_and_state
     row = digits_rows[0].tolist()
     first = [make_label("a", "3", row), make_label("b", "4", row)]
     assert post(client, first).json()["accepted"] == 2
-    repeated = [make_label("a", "3.0", row), first[1]]  # an equal number is the same class
-    again = post(client, [*repeated, make_label("c", "5", row)]).json()
+    duplicates = [make_label("a", "3.0", row), first[1]]  # equal numbers are the same class
+    again = post(client, [*duplicates, make_label("c", "5", row)]).json()
     assert (again["accepted"], again["known"], again["labels"]) == (1, 2, 3)
     conflicts = (
         ({"id": "a", "label": "9"}, "labels.1: expected the same label as before"),
@@ -124,15 +122,15 @@ def test_labels_are_accepted_all_or_none_and_once(own, digits_rows):
             answer = post(client, [make_label("d", "3", row), bad])
             assert (answer.status_code, answer.json()["detail"][: len(detail)]) == (status, detail)
     assert post(client, []).status_code == 422
-    replaced = post(client, [{"id": "a", "label": "9"}], replace=True).json()
-    assert (replaced["replaced"], replaced["labels"]) == (1, 3)
+    replacement = post(client, [{"id": "a", "label": "9"}], replace=True).json()
+    assert (replacement["replaced"], replacement["labels"]) == (1, 3)
     assert post(client, [{"id": "a", "label": "9"}]).json()["known"] == 1
 
 
-def test_control_rows_are_drawn_by_id_and_judge_the_version_that_set_them_aside(own, digits_rows):
+def test_control_rows_depend_only_on_ids_and_evaluate_their_version(client_and_state, digits_rows):
     from training.data.arrays import digits
 
-    client, _ = own
+    client, _ = client_and_state
     truth = digits().test.y
     ids = [str(i) for i in range(359)]
     request = {
@@ -149,9 +147,9 @@ def test_control_rows_are_drawn_by_id_and_judge_the_version_that_set_them_aside(
     assert all(row["score"] is None for row in control)
     assert [row["rank"] for row in answer["ranking"]] == list(range(1, 201))
     shuffled = np.random.default_rng(0).permutation(359).tolist()
-    other = {**request, "pool": digits_rows[shuffled].tolist(), "ids": [str(i) for i in shuffled]}
-    other |= {"acquisition": "entropy"}
-    again = client.post("/acquire", json=other).json()["ranking"]
+    variant = {**request, "pool": digits_rows[shuffled].tolist(), "ids": [str(i) for i in shuffled]}
+    variant |= {"acquisition": "entropy"}
+    again = client.post("/acquire", json=variant).json()["ranking"]
     assert {row["id"] for row in again if row["control"]} == {row["id"] for row in control}
     labels = [{"id": row["id"], "label": str(truth[row["index"]])} for row in answer["ranking"]]
     assert post(client, labels).status_code == 200
@@ -160,27 +158,30 @@ def test_control_rows_are_drawn_by_id_and_judge_the_version_that_set_them_aside(
     (live,) = page["live"]
     assert (live["version"], live["serving"], live["control_labels"]) == ("1", True, 100)
     rows = digits_rows[[row["index"] for row in control]]
-    message = client.post("/predict", json={"inputs": rows.tolist(), "seed": 5}).json()[
+    predictions = client.post("/predict", json={"inputs": rows.tolist(), "seed": 5}).json()[
         "predictions"
     ]
-    right = np.mean(
-        [p["label"] == str(truth[row["index"]]) for p, row in zip(message, control, strict=True)]
-    )
-    figures = live["figures"]
-    assert figures["accuracy"]["value"] == pytest.approx(right)
-    low, high = figures["accuracy"]["interval"]
-    assert low < right <= high
-    inside = np.mean(
+    accuracy = np.mean(
         [
-            str(truth[r["index"]]) in p["prediction_set"]
-            for p, r in zip(message, control, strict=True)
+            p["label"] == str(truth[row["index"]])
+            for p, row in zip(predictions, control, strict=True)
         ]
     )
-    assert figures["set_coverage_at_95"]["value"] == pytest.approx(inside)
+    figures = live["figures"]
+    assert figures["accuracy"]["value"] == pytest.approx(accuracy)
+    low, high = figures["accuracy"]["interval"]
+    assert low < accuracy <= high
+    coverage = np.mean(
+        [
+            str(truth[r["index"]]) in p["prediction_set"]
+            for p, r in zip(predictions, control, strict=True)
+        ]
+    )
+    assert figures["set_coverage_at_95"]["value"] == pytest.approx(coverage)
 
 
-def test_rows_without_ids_are_named_by_their_content(own, digits_rows):
-    client, _ = own
+def test_rows_without_ids_get_ids_from_their_content(client_and_state, digits_rows):
+    client, _ = client_and_state
     rows = [*digits_rows[:200].tolist(), digits_rows[0].tolist()]
     request = {"k": 100, "seed": 3, "keep": True, "control": 0.2}
     ranking = client.post("/acquire", json={**request, "pool": rows}).json()["ranking"]
@@ -190,13 +191,13 @@ def test_rows_without_ids_are_named_by_their_content(own, digits_rows):
     reverse = client.post("/acquire", json={**request, "pool": rows[199::-1]}).json()["ranking"]
     same = [199 - row["index"] for row in reverse if row["control"]]
     assert same == [row["index"] for row in ranking if row["control"]]
-    assert names.get(200, "row--2").endswith("-2"), "the copy of the first row"
+    assert names.get(200, "row--2").endswith("-2"), "a copy of a row must get a numbered id"
     assert post(client, [{"id": row["id"], "label": "3"} for row in ranking]).status_code == 200
     again = client.post("/acquire", json={**request, "pool": rows}).json()
     assert again["excluded"] == 100
 
 
-def test_what_cannot_be_kept_is_refused(client, digits_rows):
+def test_invalid_keep_and_control_options_are_refused(client, digits_rows):
     request = {"pool": digits_rows[:3].tolist(), "k": 1}
     for fields, detail in (
         ({"control": 0.1}, "control: expected 0 unless `keep` is true"),
@@ -206,13 +207,11 @@ def test_what_cannot_be_kept_is_refused(client, digits_rows):
             "control: expected less than or equal to 1",
         ),
     ):
-        refused = client.post("/acquire", json={**request, **fields})
-        assert (refused.status_code, refused.json()["detail"][: len(detail)]) == (422, detail)
+        refusal = client.post("/acquire", json={**request, **fields})
+        assert (refusal.status_code, refusal.json()["detail"][: len(detail)]) == (422, detail)
 
 
-def test_labels_that_came_with_a_key_are_kept_with_its_name(
-    serve, digits_store, tmp_path, digits_rows
-):
+def test_annotator_of_a_label_is_the_name_of_the_key(serve, digits_store, tmp_path, digits_rows):
     keys = {"X-API-Key": "the-key-of-those-who-label"}
     settings = {"DUBITO_API_KEYS": keys["X-API-Key"], "DUBITO_STATE": str(tmp_path)}
     with serve(digits_store, **settings) as (url, _), httpx.Client(headers=keys) as client:

@@ -7,7 +7,7 @@ from tests.support.recipes import recipe_with, write_recipe
 from tests.support.serving import open_client
 from training.__main__ import main
 
-USERS_MODULE = """
+USER_MODULE = """
 from torch import nn
 
 
@@ -18,7 +18,7 @@ def attention(shape, classes):
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
-    """A client of a service with an ensemble."""
+    """A client for a service with an ensemble."""
     folder = tmp_path_factory.mktemp("methods")
     recipe = recipe_with(method="ensemble", posterior={"members": 3}, serving={"draws": 3})
     publish_unfitted(ModelStore(folder / "models"), recipe, folder)
@@ -32,16 +32,16 @@ def predict(client, expected_status=200, **request):
     return answer.json()
 
 
-def test_an_ensemble_has_as_many_draws_as_members(client, digits_rows):
+def test_ensemble_has_one_draw_per_member(client, digits_rows):
     inputs = digits_rows[:2].tolist()
     assert predict(client, inputs=inputs)["num_samples"] == 3
-    refused = predict(client, 422, inputs=inputs, num_samples=4)
-    assert "num_samples: expected at most 3" in refused["detail"]
+    problem = predict(client, 422, inputs=inputs, num_samples=4)
+    assert "num_samples: expected at most 3" in problem["detail"]
     seeds = [predict(client, inputs=inputs, seed=s)["predictions"] for s in (1, 2)]
     assert seeds[0] == seeds[1]
 
 
-def test_an_ensemble_has_no_standard_error_because_seeds_do_not_change_it(client, digits_rows):
+def test_ensemble_has_no_standard_errors(client, digits_rows):
     for num_samples in (1, 3):
         inputs = digits_rows[:1].tolist()
         (row,) = predict(client, inputs=inputs, num_samples=num_samples)["predictions"]
@@ -49,8 +49,8 @@ def test_an_ensemble_has_no_standard_error_because_seeds_do_not_change_it(client
         assert (row["bald"] == 0) == (num_samples == 1)
 
 
-def test_a_layer_that_is_not_supported_is_named_before_any_training(tmp_path, capsys):
-    (tmp_path / "users_networks.py").write_text(USERS_MODULE)
+def test_fit_names_unsupported_layer_before_training(tmp_path, capsys):
+    (tmp_path / "users_networks.py").write_text(USER_MODULE)
     network, schedule = {"factory": "users_networks:attention"}, {"epochs": 1000}
     recipe = write_recipe(
         tmp_path, name="refused", method="bbb-gaussian", network=network, training=schedule

@@ -6,19 +6,19 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from model_store.artifacts.signature import read_private_key, write_key_pair
 from model_store.artifacts.store import ModelStore
-from tests.support.serving import SOON, metric, predict_blank, wait_until
+from tests.support.serving import FAST_POLLING, metric, predict_blank, wait_until
 from tests.support.stores import publish_again
 
 
-def serving(client):
+def get_serving_versions(client):
     return {model["name"]: model["serving"] for model in client.get("/models").json()["models"]}
 
 
-def damage(folder, file, how):
-    """Damage a file of a version as a failing disk or hand would."""
+def damage(folder, file, kind):
+    """Damage a file of a version."""
     path = folder / file
     content = path.read_bytes()
-    match how:
+    match kind:
         case "missing":
             path.unlink()
         case "truncated":
@@ -31,10 +31,10 @@ def damage(folder, file, how):
             path.write_bytes(content.replace(b'"format_version": 1', b'"format_version": 2'))
 
 
-def test_an_empty_store_is_live_says_what_to_run_and_becomes_ready(
+def test_service_with_empty_store_suggests_fit_and_becomes_ready(
     open_client, digits_store, tmp_path
 ):
-    with open_client(tmp_path / "none yet", **SOON) as client:
+    with open_client(tmp_path / "none yet", **FAST_POLLING) as client:
         assert client.get("/health/live").json() == {"status": "live"}
         assert client.get("/models").json() == {"models": []}
         for answer in (
@@ -51,22 +51,22 @@ def test_an_empty_store_is_live_says_what_to_run_and_becomes_ready(
         assert predict_blank(client).status_code == 200
 
 
-def test_latest_follows_what_is_published_and_rolled_back(open_client, digits_store, own_store):
-    with open_client(own_store.root, **SOON) as client:
+def test_latest_follows_publication_and_rollback(open_client, digits_store, writable_store):
+    with open_client(writable_store.root, **FAST_POLLING) as client:
         assert predict_blank(client).json()["version"] == "1"
-        assert publish_again(own_store, digits_store) == "2"
+        assert publish_again(writable_store, digits_store) == "2"
         wait_until(lambda: predict_blank(client).json()["version"] == "2")
-        own_store.set_alias("digits", "latest", "1")
+        writable_store.set_alias("digits", "latest", "1")
         wait_until(lambda: predict_blank(client).json()["version"] == "1")
-        own_store.set_alias("digits", "champion", "2")
+        writable_store.set_alias("digits", "champion", "2")
         wait_until(lambda: predict_blank(client, version="champion").status_code == 200)
         versions = {"1": "1", "2": "2", "latest": "1", "champion": "2"}
         assert {
             name: predict_blank(client, version=name).json()["version"] for name in versions
         } == versions
-        own_store.set_alias("digits", "champion", "1")
+        writable_store.set_alias("digits", "champion", "1")
         wait_until(lambda: predict_blank(client, version="champion").json()["version"] == "1")
-        own_store.keep("digits", 1)
+        writable_store.keep("digits", 1)
         assert client.get("/models/digits").json()["versions"] == ["1", "2"]
 
 
@@ -81,18 +81,18 @@ BROKEN = (
 )
 
 
-def test_broken_versions_refuse_by_name_while_others_are_served(
-    open_client, digits_store, own_store
+def test_broken_versions_name_their_damaged_file_while_others_are_served(
+    open_client, digits_store, writable_store
 ):
-    broken = {f"broken-{n}": damaged for n, damaged in enumerate(BROKEN)}
+    broken = {f"broken-{n}": item for n, item in enumerate(BROKEN)}
     for name in broken:
         for _ in range(2):
-            publish_again(own_store, digits_store, name)
-        own_store.set_alias(name, "latest", "1")
-    with open_client(own_store.root, **SOON) as client:
-        for name, (file, how) in broken.items():
-            damage(own_store.root / name / "2", file, how)
-            own_store.set_alias(name, "latest", "2")
+            publish_again(writable_store, digits_store, name)
+        writable_store.set_alias(name, "latest", "1")
+    with open_client(writable_store.root, **FAST_POLLING) as client:
+        for name, (file, kind) in broken.items():
+            damage(writable_store.root / name / "2", file, kind)
+            writable_store.set_alias(name, "latest", "2")
         wait_until(
             lambda: len(client.get("/health/ready").json().get("degraded", [])) == len(BROKEN)
         )
@@ -101,7 +101,7 @@ def test_broken_versions_refuse_by_name_while_others_are_served(
             assert answer.status_code == 503
             assert answer.headers["content-type"] == "application/problem+json"
             assert answer.json()["detail"].startswith(f"model {name} version 2: {file}: ")
-            assert str(own_store.root) not in answer.text
+            assert str(writable_store.root) not in answer.text
             assert predict_blank(client, model=name, version="1").json()["version"] == "1"
             assert predict_blank(client, model=name).json()["version"] == "1"
             model = client.get(f"/models/{name}").json()
@@ -116,15 +116,15 @@ def test_broken_versions_refuse_by_name_while_others_are_served(
         assert ready.json()["models"] == dict.fromkeys(["digits", *broken], "1")
         assert len(ready.json()["degraded"]) == len(broken)
         for name, (file, _) in broken.items():
-            message = [text for text in ready.json()["degraded"] if name in text]
-            assert message[0].startswith(f"cannot serve model {name} version 2: {file}: ")
-            assert message[0].endswith("; latest keeps serving version 1")
+            messages = [text for text in ready.json()["degraded"] if name in text]
+            assert messages[0].startswith(f"cannot serve model {name} version 2: {file}: ")
+            assert messages[0].endswith("; latest keeps serving version 1")
             text = client.get("/metrics").text
             assert metric(text, "dubito_degraded_alias", model=name, alias="latest") == 1
             assert metric(text, "dubito_alias", model=name, alias="latest", version="1") == 1
         for name in broken:
-            own_store.set_alias(name, "latest", "1")
-            shutil.rmtree(own_store.root / name / "2")
+            writable_store.set_alias(name, "latest", "1")
+            shutil.rmtree(writable_store.root / name / "2")
         wait_until(
             lambda: all(predict_blank(client, model=name).status_code == 200 for name in broken)
         )
@@ -134,30 +134,30 @@ def test_broken_versions_refuse_by_name_while_others_are_served(
         wait_until(lambda: client.get("/health/ready").json()["status"] == "ready")
 
 
-def test_a_service_never_starts_with_another_version_than_latest_names(
-    open_client, digits_store, own_store
+def test_service_never_starts_with_a_version_other_than_latest(
+    open_client, digits_store, writable_store
 ):
-    publish_again(own_store, digits_store)
-    full = (own_store.root / "digits" / "2" / "network.onnx").read_bytes()
-    damage(own_store.root / "digits" / "2", "network.onnx", "truncated")
-    with open_client(own_store.root, **SOON) as client:
+    publish_again(writable_store, digits_store)
+    content = (writable_store.root / "digits" / "2" / "network.onnx").read_bytes()
+    damage(writable_store.root / "digits" / "2", "network.onnx", "truncated")
+    with open_client(writable_store.root, **FAST_POLLING) as client:
         ready = client.get("/health/ready")
         assert ready.status_code == 503
         assert "model digits version 2: network.onnx: " in ready.json()["detail"]
         assert predict_blank(client).status_code == 503
         assert predict_blank(client, version="1").json()["version"] == "1"
-        (own_store.root / "digits" / "2" / "network.onnx").write_bytes(full)
-        own_store.set_alias("digits", "latest", "1")
+        (writable_store.root / "digits" / "2" / "network.onnx").write_bytes(content)
+        writable_store.set_alias("digits", "latest", "1")
         wait_until(lambda: client.get("/health/ready").status_code == 200)
         assert predict_blank(client).json()["version"] == "1"
 
 
-def test_a_service_keeps_its_version_if_latest_becomes_unreadable(
-    open_client, digits_store, own_store
+def test_service_keeps_its_version_if_latest_becomes_unreadable(
+    open_client, digits_store, writable_store
 ):
-    alias = own_store.root / "digits" / "aliases" / "latest"
-    publish_again(own_store, digits_store)
-    with open_client(own_store.root, **SOON) as client:
+    alias = writable_store.root / "digits" / "aliases" / "latest"
+    publish_again(writable_store, digits_store)
+    with open_client(writable_store.root, **FAST_POLLING) as client:
         for content in (b"", b"v1", b"1.0", b"\xef\xbb\xbf1", b"999", None):
             alias.unlink() if content is None else alias.write_bytes(content)
             wait_until(lambda: client.get("/health/ready").json()["status"] == "degraded")
@@ -167,34 +167,34 @@ def test_a_service_keeps_its_version_if_latest_becomes_unreadable(
             assert predict_blank(client).json()["version"] == "2"
             text = client.get("/metrics").text
             assert metric(text, "dubito_degraded_alias", model="digits", alias="latest") == 1
-            own_store.set_alias("digits", "latest", "2")
+            writable_store.set_alias("digits", "latest", "2")
             wait_until(lambda: client.get("/health/ready").json()["status"] == "ready")
 
 
-def test_a_service_starts_without_a_model_whose_latest_is_unreadable(open_client, own_store):
-    (own_store.root / "digits" / "aliases" / "latest").write_bytes(b"v1")
-    with open_client(own_store.root, **SOON) as client:
+def test_service_starts_without_a_model_if_its_latest_is_unreadable(open_client, writable_store):
+    (writable_store.root / "digits" / "aliases" / "latest").write_bytes(b"v1")
+    with open_client(writable_store.root, **FAST_POLLING) as client:
         answer = predict_blank(client)
         assert (answer.status_code, answer.json()["code"]) == (503, "broken_alias")
         assert "alias latest" in answer.json()["detail"]
         assert client.get("/health/ready").status_code == 503
         assert "alias latest" in client.get("/health/ready").json()["detail"]
-        own_store.set_alias("digits", "latest", "1")
+        writable_store.set_alias("digits", "latest", "1")
         wait_until(lambda: predict_blank(client).status_code == 200)
 
 
-def test_a_service_is_ready_when_all_expected_models_are_served(serve, digits_store, own_store):
+def test_service_is_ready_once_all_expected_models_are_served(serve, digits_store, writable_store):
     settings = {"DUBITO_MODELS": "digits, other", "DUBITO_DEFAULT_MODEL": "another"}
-    pools = {"DUBITO_POOLS": str(own_store.root / "pools")}
+    pools = {"DUBITO_POOLS": str(writable_store.root / "pools")}
     with (
-        serve(own_store.root, **SOON, **settings, **pools) as (url, process),
+        serve(writable_store.root, **FAST_POLLING, **settings, **pools) as (url, process),
         httpx.Client(base_url=url, timeout=60) as client,
     ):
         wait_until(lambda: predict_blank(client, model="digits").status_code == 200)
         ready = client.get("/health/ready")
         assert ready.status_code == 503
         assert ready.json()["detail"] == "models of DUBITO_MODELS are not served yet: other"
-        publish_again(own_store, digits_store, "other")
+        publish_again(writable_store, digits_store, "other")
         wait_until(lambda: client.get("/health/ready").status_code == 200)
         process.terminate()
         log = process.communicate(timeout=60)[1]
@@ -203,11 +203,13 @@ def test_a_service_is_ready_when_all_expected_models_are_served(serve, digits_st
     assert "DUBITO_POOLS: there is no folder" in log
 
 
-def test_a_model_that_vanishes_is_served_until_it_is_deleted(open_client, digits_store, own_store):
-    publish_again(own_store, digits_store, "other")
-    folder = own_store.root / "digits"
-    with open_client(own_store.root, **SOON) as client:
-        folder.rename(own_store.root / ".away")
+def test_model_missing_from_store_is_served_until_deleted(
+    open_client, digits_store, writable_store
+):
+    publish_again(writable_store, digits_store, "other")
+    folder = writable_store.root / "digits"
+    with open_client(writable_store.root, **FAST_POLLING) as client:
+        folder.rename(writable_store.root / ".away")
         wait_until(lambda: client.get("/health/ready").json()["status"] == "degraded")
         assert client.get("/health/ready").json()["degraded"] == [
             "model digits is missing from the store; latest keeps serving version 1"
@@ -215,22 +217,22 @@ def test_a_model_that_vanishes_is_served_until_it_is_deleted(open_client, digits
         assert predict_blank(client, model="digits").status_code == 200
         assert client.get("/models/digits").status_code == 200
         assert {m["name"] for m in client.get("/models").json()["models"]} == {"digits", "other"}
-        (own_store.root / ".away").rename(folder)
+        (writable_store.root / ".away").rename(folder)
         wait_until(lambda: client.get("/health/ready").json()["status"] == "ready")
-        own_store.delete("digits", force=True)
+        writable_store.delete("digits", force=True)
         wait_until(lambda: predict_blank(client, model="digits").status_code == 404)
         wait_until(lambda: client.get("/health/ready").json()["status"] == "ready")
 
 
-def test_other_content_under_a_loaded_number_is_reported_and_not_served(
-    open_client, digits_store, own_store, tmp_path
+def test_replaced_version_with_same_number_is_reported_and_not_served(
+    open_client, digits_store, writable_store, tmp_path
 ):
     replacement = ModelStore(tmp_path / "replacement")
-    publish_again(replacement, digits_store)  # the same files, published at another time
-    with open_client(own_store.root, **SOON) as client:
+    publish_again(replacement, digits_store)  # same files, different publication time
+    with open_client(writable_store.root, **FAST_POLLING) as client:
         before = predict_blank(client, seed=1).content
-        (own_store.root / "digits").rename(own_store.root / ".away")
-        (replacement.root / "digits").rename(own_store.root / "digits")
+        (writable_store.root / "digits").rename(writable_store.root / ".away")
+        (replacement.root / "digits").rename(writable_store.root / "digits")
         wait_until(lambda: client.get("/health/ready").json()["status"] == "degraded")
         assert client.get("/health/ready").json()["degraded"] == [
             "model digits version 1 in the store differs from the loaded one; "
@@ -239,68 +241,71 @@ def test_other_content_under_a_loaded_number_is_reported_and_not_served(
         assert predict_blank(client, seed=1).content == before
 
 
-def test_a_service_that_is_told_a_public_key_serves_nothing_else(
-    open_client, digits_store, own_store, tmp_path
+def test_service_with_a_verify_key_serves_only_signed_versions(
+    open_client, digits_store, writable_store, tmp_path
 ):
     public = write_key_pair(tmp_path / "key")
     key = read_private_key(tmp_path / "key", "key")
     admin = {"X-API-Key": "the-key-of-the-administrator"}
     settings = {"DUBITO_VERIFY_KEY_FILE": str(public), "DUBITO_ADMIN_KEY": admin["X-API-Key"]}
-    with open_client(own_store.root, **SOON, **settings) as client:
+    with open_client(writable_store.root, **FAST_POLLING, **settings) as client:
         expected = "model digits version 1: manifest.sig: there is none: the version is not signed"
         assert client.get("/health/ready").json()["detail"] == f"cannot serve {expected}"
         assert client.get("/models/digits").json()["broken"] == {"1": expected}
         assert predict_blank(client).json()["detail"] == expected
-        own_store.sign("digits", "1", key)
+        writable_store.sign("digits", "1", key)
         assert (
             client.post("/admin/refresh", headers=admin).json()["models"]["digits"]["serving"]
             == "1"
         )
-        publish_again(own_store, digits_store)
-        own_store.sign("digits", "2", Ed25519PrivateKey.generate())
+        publish_again(writable_store, digits_store)
+        writable_store.sign("digits", "2", Ed25519PrivateKey.generate())
         client.post("/admin/refresh", headers=admin)
         assert predict_blank(client).json()["version"] == "1"
-        wrong = predict_blank(client, version="2")
-        assert wrong.status_code == 503
+        refusal = predict_blank(client, version="2")
+        assert refusal.status_code == 503
         assert (
-            "manifest.sig: no signature of this version by a trusted key" in wrong.json()["detail"]
+            "manifest.sig: no signature of this version by a trusted key"
+            in refusal.json()["detail"]
         )
-        own_store.sign("digits", "2", key)
+        writable_store.sign("digits", "2", key)
         client.post("/admin/refresh", headers=admin)
         assert predict_blank(client).json()["version"] == "2"
 
 
-def test_with_several_models_a_request_names_one_unless_there_is_a_default(
-    open_client, digits_store, own_store
+def test_request_must_name_one_of_several_models_without_a_default(
+    open_client, digits_store, writable_store
 ):
-    publish_again(own_store, digits_store, "other")
-    with open_client(own_store.root, **SOON) as client:
+    publish_again(writable_store, digits_store, "other")
+    with open_client(writable_store.root, **FAST_POLLING) as client:
         answer = predict_blank(client)
         assert answer.status_code == 422
         assert answer.json()["detail"].startswith("model: expected one of digits, other")
         assert predict_blank(client, model="other").json()["model"] == "other"
-        own_store.delete("other", force=True)
-        wait_until(lambda: serving(client) == {"digits": "1"})
+        writable_store.delete("other", force=True)
+        wait_until(lambda: get_serving_versions(client) == {"digits": "1"})
         assert predict_blank(client).json()["model"] == "digits"
         assert predict_blank(client, model="other").status_code == 404
         assert client.get("/models/other").status_code == 404
-    publish_again(own_store, digits_store, "other")
-    settings = {**SOON, "DUBITO_DEFAULT_MODEL": "other"}
-    with open_client(own_store.root, **settings) as client:
+    publish_again(writable_store, digits_store, "other")
+    settings = {**FAST_POLLING, "DUBITO_DEFAULT_MODEL": "other"}
+    with open_client(writable_store.root, **settings) as client:
         assert predict_blank(client).json()["model"] == "other"
         assert predict_blank(client, model="digits").json()["model"] == "digits"
         assert predict_blank(client, model="").status_code == 404
 
 
-def test_folders_that_are_no_models_are_passed_over(open_client, own_store):
-    (own_store.root / "empty").mkdir()
-    (own_store.root / ".hidden").mkdir()
-    (own_store.root / "file").write_text("no model")
-    (own_store.root / "linked").symlink_to(own_store.root / "digits", target_is_directory=True)
-    (own_store.root / "digits" / "7").write_text("no version")
-    (own_store.root / "digits" / "aliases" / "dangling").write_text("9")
-    with open_client(own_store.root, **SOON) as client:
-        assert serving(client) == {"digits": "1"}
+def test_folders_without_models_are_ignored(open_client, writable_store):
+    (writable_store.root / "empty").mkdir()
+    (writable_store.root / ".hidden").mkdir()
+    (writable_store.root / "file").write_text("no model")
+    (writable_store.root / "linked").symlink_to(
+        writable_store.root / "digits", target_is_directory=True
+    )
+    (writable_store.root / "digits" / "7").write_text("no version")
+    (writable_store.root / "digits" / "aliases" / "dangling").write_text("9")
+    with open_client(writable_store.root, **FAST_POLLING) as client:
+        assert get_serving_versions(client) == {"digits": "1"}
         assert predict_blank(client, model="linked").status_code == 404
         assert predict_blank(client, version="7").status_code == 404
         assert predict_blank(client, version="dangling").status_code == 503
@@ -332,13 +337,13 @@ def test_models_are_described(client, digits_store):
     (items,) = client.get("/models").json()["models"]
     assert list(items.pop("in_memory")) == ["1"]
     assert items == expected
-    described = client.get("/models/digits").json()
-    assert set(described.pop("drift")) >= {"rows", "flag_rate", "evidence", "alarm"}
-    assert list(described.pop("in_memory")) == ["1"]
-    assert described.pop("report") is None  # no card is written yet
-    assert described == {**expected, "manifest": manifest.model_dump(mode="json")}
+    model = client.get("/models/digits").json()
+    assert set(model.pop("drift")) >= {"rows", "flag_rate", "evidence", "alarm"}
+    assert list(model.pop("in_memory")) == ["1"]
+    assert model.pop("report") is None  # no report exists yet
+    assert model == {**expected, "manifest": manifest.model_dump(mode="json")}
 
 
 @pytest.mark.parametrize("name", ["nothing", "digits%00", "..%2f", "%ff", "x" * 1000])
-def test_an_unknown_model_is_not_described(client, name):
+def test_unknown_model_is_not_found(client, name):
     assert client.get(f"/models/{name}").status_code == 404

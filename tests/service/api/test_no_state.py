@@ -1,10 +1,10 @@
 from tests.support.serving import open_client
 
 
-def test_without_a_folder_of_state_what_needs_one_is_refused_and_the_rest_works(digits_store):
+def test_only_requests_that_need_state_are_refused_without_a_state_folder(digits_store):
     rows = [[0.0] * 64, [1.0] * 64]
     with open_client(digits_store, DUBITO_STATE="") as client:
-        refused = [
+        answers = [
             client.post("/predict/jobs", json={"inputs": rows}),
             client.post("/acquire/jobs", json={"pool": rows, "k": 1}),
             client.get("/jobs"),
@@ -17,16 +17,16 @@ def test_without_a_folder_of_state_what_needs_one_is_refused_and_the_rest_works(
             client.post("/labels/delete", json={"ids": ["a"]}),
             client.post("/acquire", json={"pool": rows, "ids": ["a", "b"], "k": 1, "keep": True}),
         ]
-        for answer in refused:
+        for answer in answers:
             assert answer.status_code == 503, answer.text
             assert answer.json()["detail"].startswith(
                 "DUBITO_STATE is empty, so this service has no jobs and labels"
             )
         assert client.post("/predict", json={"inputs": rows}).status_code == 200
-        ranked = {"pool": rows, "ids": ["a", "b"], "k": 1}
-        assert client.post("/acquire", json=ranked).json()["excluded"] is None
+        request = {"pool": rows, "ids": ["a", "b"], "k": 1}
+        assert client.post("/acquire", json=request).json()["excluded"] is None
         assert (
-            client.post("/acquire", json=ranked | {"exclude_labelled": False}).json()["excluded"]
+            client.post("/acquire", json=request | {"exclude_labelled": False}).json()["excluded"]
             == 0
         )
         assert client.post("/acquire", json={"pool": rows, "k": 1}).json()["excluded"] == 0

@@ -29,12 +29,12 @@ async def get_status(app, path):
         return {"type": "http.request", "body": b"", "more_body": False}
 
     async def send(message):
-        sent.append(message)
+        messages.append(message)
 
-    sent, headers = [], [(b"host", b"localhost"), (b"accept-encoding", b"gzip")]
+    messages, headers = [], [(b"host", b"localhost"), (b"accept-encoding", b"gzip")]
     scope = {"type": "http", "method": "GET", "query_string": b"", "headers": headers}
     await app({**scope, "path": path, "state": {}}, receive, send)
-    return sent[0]["status"]
+    return messages[0]["status"]
 
 
 def test_open_paths_build_and_compress_their_content_only_once(app, monkeypatch):
@@ -55,7 +55,7 @@ def test_open_paths_build_and_compress_their_content_only_once(app, monkeypatch)
     assert asyncio.run(get_all()) == first
 
 
-def test_the_document_is_built_for_each_prefix(app):
+def test_openapi_document_is_cached_per_prefix(app):
     contents = [app.openapi.content(prefix) for prefix in ("", "/v1", "")]
     assert contents[0] is contents[2]
     assert b'"servers":[{"url":"/v1"}]' in contents[1].body

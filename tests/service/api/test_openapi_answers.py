@@ -36,7 +36,7 @@ def document(client):
     return client.get("/openapi.json").json()
 
 
-def operations(document):
+def get_operations(document):
     return {
         (method, path): operation
         for path, item in document["paths"].items()
@@ -44,35 +44,35 @@ def operations(document):
     }
 
 
-def references(part):
-    """All `$ref` of a document's part."""
+def find_references(part):
+    """Yield every `$ref` in a part of the document."""
     if isinstance(part, dict):
         yield from ([part["$ref"]] if "$ref" in part else [])
         part = list(part.values())
     for inner in part if isinstance(part, list) else ():
-        yield from references(inner)
+        yield from find_references(inner)
 
 
-def test_every_reference_leads_somewhere_and_operations_have_ids_of_their_own(document):
+def test_references_resolve_and_operation_ids_are_unique(document):
     schemas = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
-    assert set(references(document)) <= schemas
-    ids = [operation["operationId"] for operation in operations(document).values()]
+    assert set(find_references(document)) <= schemas
+    ids = [operation["operationId"] for operation in get_operations(document).values()]
     assert len(set(ids)) == len(ids)
-    assert all(operation["tags"] for operation in operations(document).values())
+    assert all(operation["tags"] for operation in get_operations(document).values())
     for schema in document["components"]["schemas"].values():
         jsonschema.Draft202012Validator.check_schema(schema)
 
 
-def test_every_error_is_a_problem(document):
-    for operation in operations(document).values():
+def test_errors_are_documented_as_problem_json(document):
+    for operation in get_operations(document).values():
         for status, answer in operation["responses"].items():
             is_error = status == "default" or int(status) >= 400
             assert (set(answer["content"]) == {"application/problem+json"}) == is_error
             assert all("schema" in media for media in answer["content"].values())
 
 
-def assert_as_documented(document, method, path, answer):
-    documented = operations(document)[method, path]["responses"]
+def assert_matches_document(document, method, path, answer):
+    documented = get_operations(document)[method, path]["responses"]
     content = documented.get(str(answer.status_code), documented["default"])["content"]
     media_type = answer.headers["content-type"]
     schema = content[media_type if media_type in content else media_type.partition(";")[0]]
@@ -80,18 +80,18 @@ def assert_as_documented(document, method, path, answer):
         return
     schemas = document["components"]["schemas"]
     closed = {
-        name: {"additionalProperties": False, **each} if "properties" in each else each
-        for name, each in schemas.items()
+        name: {"additionalProperties": False, **item} if "properties" in item else item
+        for name, item in schemas.items()
     }
     full = {**schema["schema"], "components": {"schemas": closed}}
     jsonschema.validate(answer.json(), full, jsonschema.Draft202012Validator)
 
 
-def good_requests(client):
-    """The method, the route and the answer of a good request of every operation."""
+def send_valid_requests(client):
+    """Yield the method, route and answer of a valid request for every operation."""
 
-    def ask(method, path, route=None, **given):
-        answer = client.request(method, path, **given)
+    def send(method, path, route=None, **options):
+        answer = client.request(method, path, **options)
         return method.lower(), route or path, answer
 
     npy = {
@@ -99,66 +99,66 @@ def good_requests(client):
         "headers": {"Content-Type": "application/x-npy"},
     }
     for path in ("/health/live", "/health/ready", "/metrics", "/models"):
-        yield ask("GET", path)
-    yield ask("POST", "/predict", json={"inputs": [ROW], "return_samples": True, "explain": True})
-    yield ask("GET", "/predict/examples")
-    yield ask("GET", "/models/digits/drift", "/models/{name}/drift")
-    yield ask("POST", "/predict", params={"seed": 7, "fpr": 0.1}, **npy)
-    yield ask("POST", "/acquire", json={"pool": [ROW, ROW]})
-    yield ask("POST", "/acquire/preview", params={"rows": [0, 1]}, **npy)
+        yield send("GET", path)
+    yield send("POST", "/predict", json={"inputs": [ROW], "return_samples": True, "explain": True})
+    yield send("GET", "/predict/examples")
+    yield send("GET", "/models/digits/drift", "/models/{name}/drift")
+    yield send("POST", "/predict", params={"seed": 7, "fpr": 0.1}, **npy)
+    yield send("POST", "/acquire", json={"pool": [ROW, ROW]})
+    yield send("POST", "/acquire/preview", params={"rows": [0, 1]}, **npy)
     label = {"id": "a row", "label": "3", "input": ROW}
-    yield ask("POST", "/labels", json={"labels": [label]})
-    yield ask("GET", "/labels", params={"limit": 1})
-    yield ask("POST", "/labels/delete", json={"ids": ["a row"]})
-    body = ask("POST", "/acquire/jobs", json={"pool": [ROW]})
-    yield body
-    other = ask("POST", "/predict/jobs", json={"inputs": [ROW]})
-    yield other
-    other_job = other[2].json()["id"]
-    job, route = f"/jobs/{body[2].json()['id']}", "/jobs/{job}"
-    yield ask("POST", f"/jobs/{other_job}/cancel", f"{route}/cancel")
-    yield ask("GET", "/jobs")
+    yield send("POST", "/labels", json={"labels": [label]})
+    yield send("GET", "/labels", params={"limit": 1})
+    yield send("POST", "/labels/delete", json={"ids": ["a row"]})
+    acquire_job = send("POST", "/acquire/jobs", json={"pool": [ROW]})
+    yield acquire_job
+    predict_job = send("POST", "/predict/jobs", json={"inputs": [ROW]})
+    yield predict_job
+    predict_job_id = predict_job[2].json()["id"]
+    job, route = f"/jobs/{acquire_job[2].json()['id']}", "/jobs/{job}"
+    yield send("POST", f"/jobs/{predict_job_id}/cancel", f"{route}/cancel")
+    yield send("GET", "/jobs")
     while (state := client.get(job).json()["state"]) != "done":
         assert state in ("queued", "running")
         time.sleep(0.1)
-    yield ask("GET", job, route)
-    yield ask("GET", f"{job}/result", f"{route}/result")
-    yield ask("DELETE", job, route)
+    yield send("GET", job, route)
+    yield send("GET", f"{job}/result", f"{route}/result")
+    yield send("DELETE", job, route)
     name, version = "/models/{name}", "/models/{name}/versions/{version}"
-    yield ask("GET", "/models/digits", name)
-    yield ask("GET", "/models/digits/labels", f"{name}/labels")
-    yield ask("GET", "/models/digits/versions/1", version)
-    yield ask("GET", "/models/digits/versions/1/report", f"{version}/report")
+    yield send("GET", "/models/digits", name)
+    yield send("GET", "/models/digits/labels", f"{name}/labels")
+    yield send("GET", "/models/digits/versions/1", version)
+    yield send("GET", "/models/digits/versions/1/report", f"{version}/report")
     for file in client.get("/models/digits").json()["report"]["files"].values():
-        yield ask("GET", file, f"{version}/report/{{file}}")
+        yield send("GET", file, f"{version}/report/{{file}}")
     studio, route = "/label-studio/digits", "/label-studio/{name}"
-    yield ask("GET", f"{studio}/health", f"{route}/health")
-    yield ask("POST", f"{studio}/setup", f"{route}/setup", json={"schema": STUDIO})
+    yield send("GET", f"{studio}/health", f"{route}/health")
+    yield send("POST", f"{studio}/setup", f"{route}/setup", json={"schema": STUDIO})
     tasks = {"label_config": STUDIO, "tasks": [{"data": {INPUT: ROW}}]}
-    yield ask("POST", f"{studio}/predict", f"{route}/predict", json=tasks)
-    yield ask("POST", f"{studio}/webhook", f"{route}/webhook", json={"action": "PROJECT_UPDATED"})
-    yield ask("POST", "/admin/refresh")
+    yield send("POST", f"{studio}/predict", f"{route}/predict", json=tasks)
+    yield send("POST", f"{studio}/webhook", f"{route}/webhook", json={"action": "PROJECT_UPDATED"})
+    yield send("POST", "/admin/refresh")
     admin, route = "/admin/models/digits/versions/1", "/admin/models/{name}/versions/{version}"
-    yield ask("POST", f"{admin}/promote", f"{route}/promote")
-    candidate, route_of = "/admin/models/digits/candidate", "/admin/models/{name}/candidate"
+    yield send("POST", f"{admin}/promote", f"{route}/promote")
+    candidate, candidate_route = "/admin/models/digits/candidate", "/admin/models/{name}/candidate"
     for method in ("GET", "POST", "DELETE"):
-        yield ask(method, candidate, route_of)
-    yield ask("POST", f"{admin}/drift/reset", f"{route}/drift/reset")
+        yield send(method, candidate, candidate_route)
+    yield send("POST", f"{admin}/drift/reset", f"{route}/drift/reset")
 
 
-def test_answers_of_every_operation_are_as_the_document_says(client, document):
+def test_answers_of_every_operation_match_the_document(client, document):
     observed = set()
-    for method, path, answer in good_requests(client):
+    for method, path, answer in send_valid_requests(client):
         assert answer.status_code < 300, answer.text
-        assert_as_documented(document, method, path, answer)
+        assert_matches_document(document, method, path, answer)
         observed.add((method, path))
-    assert observed == set(operations(document))
+    assert observed == set(get_operations(document))
 
 
-def test_refusals_of_every_operation_are_as_the_document_says(client, document):
-    for method, path in operations(document):
-        wrong = path.format(name="nothing", version="nothing", job="nothing", file="nothing")
-        answer = client.request(method, wrong, content=b"{", params={"nothing": "1"})
+def test_refusals_of_every_operation_match_the_document(client, document):
+    for method, path in get_operations(document):
+        unknown_path = path.format(name="nothing", version="nothing", job="nothing", file="nothing")
+        answer = client.request(method, unknown_path, content=b"{", params={"nothing": "1"})
         if path not in ("/health/live", "/health/ready", "/metrics", "/models", "/jobs"):
             assert 400 <= answer.status_code < 500 or path == "/admin/refresh", (path, answer.text)
-        assert_as_documented(document, method, path, answer)
+        assert_matches_document(document, method, path, answer)

@@ -13,7 +13,7 @@ FILES = {
 }
 
 
-def test_all_files_that_the_page_references_exist(client):
+def test_all_files_referenced_by_the_page_exist(client):
     answer = client.get("/")
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -24,15 +24,15 @@ def test_all_files_that_the_page_references_exist(client):
     for path in FILES:
         if path.endswith(".js") and not path.startswith("vendor/"):
             folder = path.rpartition("/")[0]
-            for imported in re.findall(
+            for module in re.findall(
                 r'(?:from|import)\(? ?"(\.[^"]+)"', (FOLDER / path).read_text()
             ):
-                assert (FOLDER / folder / imported).resolve().relative_to(
+                assert (FOLDER / folder / module).resolve().relative_to(
                     FOLDER
                 ).as_posix() in FILES, path
 
 
-def test_the_content_policy_allows_only_the_page_s_own_files(client):
+def test_content_security_policy_allows_only_files_of_the_page(client):
     for path in ["/", *(f"/page/{file}" for file in FILES)]:
         answer = client.get(path)
         policy = answer.headers["content-security-policy"]
@@ -58,16 +58,16 @@ def test_files_are_compressed_and_cached(client):
     answer = client.get("/page/main.js", headers={"Accept-Encoding": "identity"})
     assert "content-encoding" not in answer.headers
     assert answer.content == (FOLDER / "main.js").read_bytes()
-    with client.stream("GET", "/page/main.js", headers={"Accept-Encoding": "gzip"}) as packed:
-        assert packed.headers["content-encoding"] == "gzip"
-        assert gzip.decompress(b"".join(packed.iter_raw())) == answer.content
-    again = client.get("/page/main.js", headers={"If-None-Match": answer.headers["etag"]})
-    assert (again.status_code, again.content) == (304, b"")
+    with client.stream("GET", "/page/main.js", headers={"Accept-Encoding": "gzip"}) as stream:
+        assert stream.headers["content-encoding"] == "gzip"
+        assert gzip.decompress(b"".join(stream.iter_raw())) == answer.content
+    revalidation = client.get("/page/main.js", headers={"If-None-Match": answer.headers["etag"]})
+    assert (revalidation.status_code, revalidation.content) == (304, b"")
     assert answer.headers["cache-control"] == "no-cache"
     assert "immutable" in client.get("/page/vendor/d3-7.9.0.min.js").headers["cache-control"]
 
 
-def test_other_files_are_not_served(client):
+def test_files_outside_the_page_are_not_served(client):
     for path in (
         "../routes/page.py",
         "..%2froutes%2fpage.py",
@@ -88,7 +88,7 @@ def test_vendored_files_are_unchanged():
         assert sha256((FOLDER / "vendor" / name).read_bytes()).hexdigest() == digest
 
 
-def test_the_page_can_be_turned_off(digits_store):
+def test_page_can_be_disabled(digits_store):
     app = create_app(Settings(store=digits_store, page=False))
     assert "/predict" in {route.path for route in app.state.routes}
     assert "/" not in {route.path for route in app.state.routes}

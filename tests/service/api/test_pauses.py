@@ -20,11 +20,11 @@ ROW = b"[" + b",".join([b"8"] * 64) + b"]"
 
 class Stopwatch:
     def __init__(self):
-        self.longest, self._begun = 0.0, time.thread_time()
+        self.longest, self._step_start = 0.0, time.thread_time()
 
     def __call__(self):
-        now = time.thread_time()
-        self.longest, self._begun = max(self.longest, now - self._begun), now
+        current = time.thread_time()
+        self.longest, self._step_start = max(self.longest, current - self._step_start), current
 
 
 def longest_step(work):
@@ -39,41 +39,45 @@ def longest_step(work):
     [
         pytest.param(ROW, id="flat"),
         pytest.param(b"[" + ROW + b"]", id="nested", marks=pytest.mark.slow),
-        pytest.param(b"[1,2]", id="of another length", marks=pytest.mark.slow),
+        pytest.param(b"[1,2]", id="wrong length", marks=pytest.mark.slow),
     ],
 )
-def test_a_body_of_the_largest_size_is_read_in_steps_far_shorter_than_a_parser_takes(row):
+def test_largest_body_is_read_in_steps_much_shorter_than_parsing(row):
     body = b'{"pool": [' + b",".join([row] * (limits.MAX_JSON_BYTES // (len(row) + 1) - 10)) + b"]}"
     start = time.thread_time()
     orjson.loads(body)
-    full = time.thread_time() - start
-    (_, rows), actual = longest_step(lambda call: split_json(body, "pool", 10_000_000, call.pause))
-    assert actual < full / 5
+    parse_s = time.thread_time() - start
+    (_, rows), split_s = longest_step(
+        lambda context: split_json(body, "pool", 10_000_000, context.pause)
+    )
+    assert split_s < parse_s / 5
     spec = InputSpec(shape=(1, 64) if row[1:2] == b"[" else (64,), minimum=0, maximum=16)
     if row[1:2] == b"1":
         with pytest.raises(Exception, match=r"pool\.0: expected an array of 64"):
             RowReader(spec, "pool").read_all(rows)
         return
-    _, counted = longest_step(lambda call: reserve_json(body, "pool", 10_000_000, call))
-    assert counted < full / 5
-    x, read = longest_step(lambda call: RowReader(spec, "pool", call).read_all(rows))
-    assert read < full / 5
+    _, reserve_s = longest_step(lambda context: reserve_json(body, "pool", 10_000_000, context))
+    assert reserve_s < parse_s / 5
+    x, read_s = longest_step(lambda context: RowReader(spec, "pool", context).read_all(rows))
+    assert read_s < parse_s / 5
     assert x.shape == (len(rows), 64)
     assert np.all(x == 8.0)
 
 
-def test_memory_is_taken_for_all_marks_of_a_body_wherever_its_steps_end():
+def test_memory_is_reserved_for_marks_on_both_sides_of_step_boundaries():
     marks = "".join(JSON_OBJECT_BYTES).encode()
     body = marks * (2 * COUNT_STEP_BYTES // len(marks) + 3)
     pauses: list[int] = []
-    call = RequestContext(on_pause=lambda: pauses.append(1))
-    reserve_json(body, "pool", len(body), call)
+    context = RequestContext(on_pause=lambda: pauses.append(1))
+    reserve_json(body, "pool", len(body), context)
     expected = {mark: body.count(mark.encode()) for mark in JSON_OBJECT_BYTES}
-    assert call.reservation.used_bytes == sum(JSON_OBJECT_BYTES[m] * n for m, n in expected.items())
+    assert context.reservation.used_bytes == sum(
+        JSON_OBJECT_BYTES[m] * n for m, n in expected.items()
+    )
     assert len(pauses) == 3
 
 
-def test_what_is_there_at_the_start_is_not_looked_through_for_garbage(tmp_path):
+def test_startup_objects_are_excluded_from_garbage_collection(tmp_path):
     app, stop = create_app(Settings(store=tmp_path)), signal.getsignal(signal.SIGTERM)
 
     async def serve():

@@ -16,14 +16,12 @@ DIGITS = [str(i) for i in range(10)]
 
 
 def predict(client, rows, **fields):
-    """The answer to a JSON request."""
     answer = client.post("/predict", json={"inputs": rows, **fields})
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-def npz(answer):
-    """The arrays of an npz answer."""
+def load_npz(answer):
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "application/x-npz"
     return dict(np.load(io.BytesIO(answer.content), allow_pickle=False))
@@ -50,11 +48,11 @@ FIELDS = (
 )
 
 
-def test_the_answer_has_the_contract_s_fields(client, digits_rows):
+def test_answer_has_documented_fields(client, digits_rows):
     answer = predict(client, digits_rows[:3].tolist(), seed=7)
     assert set(answer) == set(HEAD.split())
-    facts = {"model": "digits", "version": "1", "num_samples": 100, "seed": 7}
-    assert facts.items() <= answer.items()
+    expected = {"model": "digits", "version": "1", "num_samples": 100, "seed": 7}
+    assert expected.items() <= answer.items()
     assert len(answer["predictions"]) == 3
     for prediction in answer["predictions"]:
         assert set(prediction) == set(FIELDS.split())
@@ -66,10 +64,8 @@ def test_the_answer_has_the_contract_s_fields(client, digits_rows):
             assert detector["fired"] is (detector["p_value"] <= 0.05)
 
 
-def test_fields_are_consistent_with_each_other(client, digits_rows):
-    noise = np.random.default_rng(0).uniform(
-        0, 16, (20, 64)
-    )  # rows that are flagged, next to rows that are not
+def test_fields_of_a_prediction_are_consistent(client, digits_rows):
+    noise = np.random.default_rng(0).uniform(0, 16, (20, 64))  # flagged rows
     rows = np.concatenate([digits_rows[:100], noise]).tolist()
     predictions = predict(client, rows, fpr=0.2)["predictions"]
     for prediction in predictions:
@@ -82,30 +78,29 @@ def test_fields_are_consistent_with_each_other(client, digits_rows):
         assert prediction["label"] == DIGITS[int(np.argmax(probabilities))]
         assert prediction["label"] in prediction["prediction_set"]
         assert prediction["flag"] == (prediction["p_value"] <= 0.2)
-        for name in SCORE_NAMES:  # 100 draws are calibrated: the detectors look at all of them
+        for name in SCORE_NAMES:  # the detectors use all 100 draws
             assert prediction["detectors"][name]["score"] == prediction[name]
     assert {prediction["flag"] for prediction in predictions} == {True, False}
 
 
-def test_with_confidence_sets_are_larger_and_flags_rarer_and_the_answer_says_it(
-    client, digits_rows
-):
+def test_confidence_enlarges_sets_reduces_flags_and_is_returned(client, digits_rows):
     rows = digits_rows.tolist()
-    average = predict(client, rows, seed=1, coverage=0.97)
-    sure = predict(client, rows, seed=1, coverage=0.97, confidence=0.99)
-    assert (average["confidence"], sure["confidence"]) == (None, 0.99)
+    marginal = predict(client, rows, seed=1, coverage=0.97)
+    confident = predict(client, rows, seed=1, coverage=0.97, confidence=0.99)
+    assert (marginal["confidence"], confident["confidence"]) == (None, 0.99)
     sizes = [
-        [len(row["prediction_set"]) for row in answer["predictions"]] for answer in (average, sure)
+        [len(row["prediction_set"]) for row in answer["predictions"]]
+        for answer in (marginal, confident)
     ]
     assert (np.array(sizes[1]) >= sizes[0]).all()
     assert sum(sizes[1]) > sum(sizes[0])
-    flags = [[row["flag"] for row in answer["predictions"]] for answer in (average, sure)]
+    flags = [[row["flag"] for row in answer["predictions"]] for answer in (marginal, confident)]
     assert (np.array(flags[1]) <= flags[0]).all()
     assert sum(flags[1]) < sum(flags[0])
-    other = {"prediction_set": [], "flag": None, "detectors": {}}
-    for row, with_confidence in zip(average["predictions"], sure["predictions"], strict=True):
-        assert {**row, **other} == {**with_confidence, **other}
-    arrays = npz(
+    masked = {"prediction_set": [], "flag": None, "detectors": {}}
+    for row, with_confidence in zip(marginal["predictions"], confident["predictions"], strict=True):
+        assert {**row, **masked} == {**with_confidence, **masked}
+    arrays = load_npz(
         client.post(
             "/predict",
             json={"inputs": rows[:2], "coverage": 0.97, "confidence": 0.99},
@@ -115,26 +110,22 @@ def test_with_confidence_sets_are_larger_and_flags_rarer_and_the_answer_says_it(
     assert arrays["confidence"].item() == 0.99
 
 
-def test_a_coverage_that_so_few_rows_cannot_keep_with_confidence_is_refused_with_the_largest(
-    client, digits_rows
-):
+def test_unsupported_coverage_is_refused_with_largest_supported_value(client, digits_rows):
     request = {"inputs": digits_rows[:1].tolist(), "coverage": 0.995, "confidence": 0.99}
-    refusal = client.post("/predict", json=request)
-    assert refusal.status_code == 422
+    answer = client.post("/predict", json=request)
+    assert answer.status_code == 422
     # 220 ranking rows: .01^(1/220) = .97929
     expected = "coverage: expected at most 0.9792, which digits can guarantee with confidence 0.99 (220 rows), got 0.995"
-    assert refusal.json()["detail"] == expected
+    assert answer.json()["detail"] == expected
     assert client.post("/predict", json={**request, "coverage": 0.9792}).status_code == 200
     for confidence in (0, 1, "0.9", -0.1):
-        refusal = client.post("/predict", json={**request, "confidence": confidence})
-        assert refusal.status_code == 422
-        assert refusal.json()["detail"].startswith("confidence: ")
+        answer = client.post("/predict", json={**request, "confidence": confidence})
+        assert answer.status_code == 422
+        assert answer.json()["detail"].startswith("confidence: ")
 
 
 @pytest.mark.parametrize("num_noise", [0, 40])
-def test_a_false_discovery_rate_decides_the_flags_of_a_request_together(
-    client, digits_rows, num_noise
-):
+def test_fdr_flags_rows_by_benjamini_hochberg(client, digits_rows, num_noise):
     noise = np.random.default_rng(0).uniform(0, 16, (num_noise, 64))
     rows = np.concatenate([digits_rows[:60], noise])
     predictions = predict(client, rows.tolist(), seed=3, fdr=0.2)["predictions"]
@@ -145,7 +136,7 @@ def test_a_false_discovery_rate_decides_the_flags_of_a_request_together(
     if num_noise:
         assert all(p["flag"] for p in predictions[60:])
     query, headers = {"seed": 3, "fdr": 0.2}, {**NPY, "Accept": "application/x-npz"}
-    arrays = npz(
+    arrays = load_npz(
         client.post(
             "/predict", params=query, content=npy_bytes(rows.astype(np.float32)), headers=headers
         )
@@ -169,13 +160,13 @@ def test_prediction_sets_grow_with_coverage(client, digits_rows):
     assert all(prediction["prediction_set"] == DIGITS for prediction in answers[-1])
 
 
-def test_unseeded_answers_have_draws_of_their_own(client, digits_rows):
+def test_unseeded_answers_use_different_draws(client, digits_rows):
     answers = [predict(client, digits_rows[:2].tolist(), num_samples=10) for _ in range(20)]
     assert len({answer["seed"] for answer in answers}) == 20
     assert len({answer["predictions"][0]["entropy"] for answer in answers}) == 20
 
 
-def test_the_service_answers_what_the_model_says_in_process(client, digits_rows, model):
+def test_service_and_model_in_process_agree(client, digits_rows, model):
     rows = digits_rows[:6]
     answer = predict(client, rows.tolist(), seed=11, num_samples=50, coverage=0.9)["predictions"]
     expected = model.predict(rows, model.runtime.draw(11, 0, 50))
@@ -188,7 +179,7 @@ def test_the_service_answers_what_the_model_says_in_process(client, digits_rows,
             assert prediction["standard_error"][name] == expected.scores.standard_error[name][n]
         assert prediction["detectors"]["residual"]["score"] == expected.detected["residual"][n]
         assert prediction["prediction_set"] == [
-            name for name, inside in zip(DIGITS, sets[n], strict=True) if inside
+            name for name, is_member in zip(DIGITS, sets[n], strict=True) if is_member
         ]
 
 
@@ -202,7 +193,7 @@ def test_flat_nested_and_integer_rows_agree(client, digits_rows):
 
 
 @pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f8", "<f2", "u1", "i1", "<i8", ">i8", "<u4"])
-def test_an_npy_body_of_any_number_type_is_answered_as_json_is(client, digits_rows, dtype):
+def test_npy_body_of_any_dtype_is_answered_like_json(client, digits_rows, dtype):
     query = {"seed": 7, "num_samples": 20, "model": "digits", "version": "latest"}
     query |= {"fpr": 0.1, "coverage": 0.9}
     answer = client.post(
@@ -217,7 +208,7 @@ def test_an_npy_body_of_any_number_type_is_answered_as_json_is(client, digits_ro
 
 @pytest.mark.parametrize("shape", [(4, 64), (4, 8, 8)])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_an_npy_body_of_any_layout_is_answered_as_json_is(client, digits_rows, shape, order):
+def test_npy_body_of_any_layout_is_answered_like_json(client, digits_rows, shape, order):
     array = np.asarray(digits_rows[:4].reshape(shape), order=order)
     answer = client.post("/predict", params={"seed": 7}, content=npy_bytes(array), headers=NPY)
     assert (
@@ -226,18 +217,18 @@ def test_an_npy_body_of_any_layout_is_answered_as_json_is(client, digits_rows, s
     )
 
 
-def test_rows_of_a_request_larger_than_one_chunk_are_answered_as_alone(client, digits_rows):
+def test_rows_of_a_large_request_are_answered_like_single_rows(client, digits_rows):
     rows = np.concatenate([digits_rows] * 4)[:1300].tolist()
-    together = client.post("/predict", json={"inputs": rows, "seed": 11}).json()["predictions"]
-    assert len(together) == 1300
+    batch = client.post("/predict", json={"inputs": rows, "seed": 11}).json()["predictions"]
+    assert len(batch) == 1300
     for n in (0, 999, 1000, 1299):
-        alone = client.post("/predict", json={"inputs": [rows[n]], "seed": 11}).json()[
+        single = client.post("/predict", json={"inputs": [rows[n]], "seed": 11}).json()[
             "predictions"
         ]
-        assert together[n] == alone[0]
+        assert batch[n] == single[0]
 
 
-def test_a_pool_loses_no_row_to_a_score_that_is_no_number(client, digits_rows):
+def test_pool_row_with_non_finite_score_is_ranked_or_refused(client, digits_rows):
     rows = digits_rows[:4].copy()
     rows[2] = 3e38
     answer = client.post("/acquire", json={"pool": rows.tolist(), "k": 4})

@@ -16,24 +16,24 @@ def preview(client, content, media_type, rows=None, **query):
     return client.post("/acquire/preview", params=query, content=content, headers=headers)
 
 
-def as_npz(array):
+def to_npz(array):
     return npz_bytes(x=array, ids=np.array([f"r{i}" for i in range(len(array))]))
 
 
-def as_parquet(array):
+def to_parquet(array):
     ids = [f"r{i}" for i in range(len(array))]
     return parquet_bytes({"id": ids, "x": list(array), "note": ids})
 
 
 FORMATS = {
     NPY: npy_bytes,
-    "application/x-npz": as_npz,
-    "application/vnd.apache.parquet": as_parquet,
+    "application/x-npz": to_npz,
+    "application/vnd.apache.parquet": to_parquet,
 }
 
 
 @pytest.mark.parametrize("media_type", FORMATS)
-def test_rows_are_shown_in_the_order_in_which_they_were_asked_for(client, digits_rows, media_type):
+def test_preview_shows_rows_in_requested_order(client, digits_rows, media_type):
     rows = np.asarray(digits_rows[:20], dtype=np.float32).reshape(20, 64)
     answer = preview(client, FORMATS[media_type](rows), media_type, [17, 0, 99]).json()
     assert (answer["model"], answer["rows"]) == ("digits", 20)
@@ -45,22 +45,22 @@ def test_rows_are_shown_in_the_order_in_which_they_were_asked_for(client, digits
     assert answer["ignored_columns"] == (["note"] if is_parquet else [])
 
 
-def test_rows_may_be_asked_for_one_by_one(client):
+def test_rows_parameter_can_be_repeated(client):
     query, npy = "rows=1&rows=0", {"Content-Type": "application/x-npy"}
     content = npy_bytes(np.zeros((2, 64)))
     answer = client.post(f"/acquire/preview?{query}", content=content, headers=npy).json()
     assert [row["index"] for row in answer["preview"]] == [1, 0]
 
 
-def test_the_first_ten_rows_are_shown_unless_others_are_named(client, digits_rows):
+def test_preview_shows_first_ten_rows_by_default(client, digits_rows):
     content = npy_bytes(np.asarray(digits_rows[:20], dtype=np.float32).reshape(20, 64))
-    actual = preview(client, content, NPY).json()["preview"]
-    assert [row["index"] for row in actual] == list(range(10))
+    rows = preview(client, content, NPY).json()["preview"]
+    assert [row["index"] for row in rows] == list(range(10))
     assert preview(client, content, NPY, []).json()["preview"] == []
 
 
 @pytest.mark.parametrize(
-    ("content", "media_type", "query", "status", "said"),
+    ("content", "media_type", "query", "status", "message"),
     [
         (b"rubbish", NPY, {}, 422, "pool: expected a whole npy file of numbers"),
         (npy_bytes(np.zeros((3, 65))), NPY, {}, 422, "pool: expected an array of shape"),
@@ -73,13 +73,13 @@ def test_the_first_ten_rows_are_shown_unless_others_are_named(client, digits_row
         (npy_bytes(np.zeros((3, 64))), NPY, {"pool_file": "a.npy"}, 422, "pool_file"),
     ],
 )
-def test_what_cannot_be_shown_is_refused(client, content, media_type, query, status, said):
+def test_invalid_previews_are_refused(client, content, media_type, query, status, message):
     answer = preview(client, content, media_type, **query)
     assert answer.status_code == status, answer.text
-    assert said in answer.json()["detail"]
+    assert message in answer.json()["detail"]
 
 
-def test_files_in_a_zip_are_shown_in_base64_and_tables_as_objects(tmp_path):
+def test_files_in_a_zip_are_shown_as_base64_and_table_rows_as_objects(tmp_path):
     from model_store.artifacts.manifest import (
         CategoricalColumn,
         ImageSpec,
@@ -105,7 +105,7 @@ def test_files_in_a_zip_are_shown_in_base64_and_tables_as_objects(tmp_path):
     ]
 
 
-def test_a_preview_ends_at_its_size_limit(monkeypatch):
+def test_preview_stops_at_its_size_limit(monkeypatch):
     from model_store.artifacts.manifest import InputSpec
     from model_store.sources.files import open_rows
     from service.api import acquire

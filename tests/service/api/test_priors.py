@@ -29,7 +29,7 @@ def get_shares(client):
     return np.array(output["priors"])
 
 
-def test_each_draw_is_turned_by_bayes_rule_and_all_scores_follow(client):
+def test_priors_reweight_each_draw_by_bayes_rule_and_update_all_scores(client):
     shares = get_shares(client)
     plain, shifted = (
         predict(client, return_samples=True, **request) for request in ({}, {"priors": SKEWED})
@@ -50,25 +50,25 @@ def test_each_draw_is_turned_by_bayes_rule_and_all_scores_follow(client):
         assert row["bald"] >= 0
         assert row["label"] in row["prediction_set"]
         assert row["abstain"] is None
-    # What detectors look at is not turned.
-    for item, other in zip(plain["predictions"], shifted["predictions"], strict=True):
+    # Detector scores do not depend on the priors.
+    for plain_row, shifted_row in zip(plain["predictions"], shifted["predictions"], strict=True):
         scores = [
-            {name: d["score"] for name, d in row["detectors"].items()} for row in (item, other)
+            {name: d["score"] for name, d in row["detectors"].items()}
+            for row in (plain_row, shifted_row)
         ]
         assert scores[0] == scores[1]
 
 
-def test_the_training_data_s_own_shares_change_nothing_but_rounding(client):
+def test_priors_equal_to_training_shares_hardly_change_the_answer(client):
     shares = get_shares(client)
     plain, same = (
         predict(client, **request)
         for request in ({}, {"priors": dict(zip(CLASSES, shares.tolist(), strict=True))})
     )
-    for item, other in zip(plain["predictions"], same["predictions"], strict=True):
-        np.testing.assert_allclose(other["probabilities"], item["probabilities"], atol=1e-6)
-        # Calibration rows are weighed by the shares of all training rows, of which the fit's are a
-        # part.
-        assert other["p_value"] == pytest.approx(item["p_value"], rel=0.1)
+    for plain_row, same_row in zip(plain["predictions"], same["predictions"], strict=True):
+        np.testing.assert_allclose(same_row["probabilities"], plain_row["probabilities"], atol=1e-6)
+        # Calibration weights use the class shares of all training rows, not just the fitted rows.
+        assert same_row["p_value"] == pytest.approx(plain_row["p_value"], rel=0.1)
     assert (
         sum(
             o["prediction_set"] == p["prediction_set"]
@@ -78,7 +78,7 @@ def test_the_training_data_s_own_shares_change_nothing_but_rounding(client):
     )
 
 
-def test_a_class_that_cannot_be_is_never_answered(client):
+def test_class_with_zero_prior_is_never_predicted(client):
     priors = {name: 0.0 if name == "3" else 1 / 9 for name in CLASSES}
     for row in predict(client, priors=priors)["predictions"]:
         assert row["probabilities"][3] == 0
@@ -86,21 +86,21 @@ def test_a_class_that_cannot_be_is_never_answered(client):
         assert np.isfinite([row["entropy"], row["bald"], row["mean_std"]]).all()
 
 
-def test_arrays_and_queries_take_priors_and_rows_replay_whatever_stands_beside_them(client):
+def test_npy_queries_accept_priors_and_rows_replay_independently(client):
     headers = {"Content-Type": "application/x-npy", "Accept": "application/x-npz"}
     query = {"seed": 7, "priors": str(SKEWED).replace("'", '"')}
-    packed = client.post(
+    npz_answer = client.post(
         "/predict", params=query, content=npy_bytes(np.array(ROWS)), headers=headers
     )
-    arrays = np.load(io.BytesIO(packed.content), allow_pickle=False)
+    arrays = np.load(io.BytesIO(npz_answer.content), allow_pickle=False)
     answer = predict(client, priors=SKEWED)["predictions"]
     assert arrays["priors"].tolist() == list(SKEWED.values())
     assert arrays["probabilities"].tolist() == [row["probabilities"] for row in answer]
-    alone = client.post("/predict", json={"inputs": ROWS[5:6], "seed": 7, "priors": SKEWED}).json()
-    assert alone["predictions"] == answer[5:6]
+    single = client.post("/predict", json={"inputs": ROWS[5:6], "seed": 7, "priors": SKEWED}).json()
+    assert single["predictions"] == answer[5:6]
 
 
-def test_a_pool_is_ranked_under_priors(client):
+def test_pool_is_ranked_under_priors(client):
     request = {"pool": ROWS, "seed": 7, "k": 40, "acquisition": "entropy", "priors": SKEWED}
     answer = client.post("/acquire", json=request).json()
     entropies = [row["entropy"] for row in predict(client, priors=SKEWED)["predictions"]]
@@ -110,7 +110,7 @@ def test_a_pool_is_ranked_under_priors(client):
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("fields", "message"),
     [
         ({"priors": {"0": 1.0}}, "priors: expected a share of each of the 10"),
         ({"priors": SKEWED | {"secret": 0.0}}, "classes, got unknown classes too"),
@@ -126,14 +126,14 @@ def test_a_pool_is_ranked_under_priors(client):
         ({"priors": SKEWED, "confidence": 0.9}, "confidence: expected no value with priors"),
     ],
 )
-def test_wrong_priors_are_refused_by_name(client, asked, says):
-    answer = client.post("/predict", json={"inputs": ROWS[:1], **asked})
+def test_invalid_priors_are_refused_without_showing_unknown_classes(client, fields, message):
+    answer = client.post("/predict", json={"inputs": ROWS[:1], **fields})
     assert answer.status_code == 422
-    assert says in answer.json()["detail"]
+    assert message in answer.json()["detail"]
     assert "secret" not in answer.text
 
 
-def test_a_version_that_does_not_say_its_shares_is_served_and_refuses_priors(store):
+def test_version_without_class_shares_is_served_and_refuses_priors(store):
     publish(store)
     with serving(store.root) as (url, _):
         manifest = httpx.get(f"{url}/models/tiny").json()["manifest"]
@@ -141,12 +141,12 @@ def test_a_version_that_does_not_say_its_shares_is_served_and_refuses_priors(sto
         assert httpx.post(f"{url}/predict", json=request).json()["priors"] is None
         classes = manifest["output"]["classes"]
         priors = {name: 1 / len(classes) for name in classes}
-        refused = httpx.post(f"{url}/predict", json={**request, "priors": priors})
-        assert refused.status_code == 422
-        assert "has no record of its class shares" in refused.json()["detail"]
+        refusal = httpx.post(f"{url}/predict", json={**request, "priors": priors})
+        assert refusal.status_code == 422
+        assert "has no record of its class shares" in refusal.json()["detail"]
 
 
-def test_a_class_without_training_rows_has_no_share_and_no_probability(digits_store):
+def test_class_without_training_rows_has_no_probability(digits_store):
     model = Model.load(ModelStore(digits_store).open("digits", "1", files=NEEDED))
     reference = (*[1 / 9] * 9, 0.0)
     output = model.manifest.output.model_copy(update={"priors": reference})

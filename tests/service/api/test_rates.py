@@ -10,11 +10,11 @@ from tests.support.serving import open_client
 from training.__main__ import main
 from training.data.arrays import digits
 
-FEW = 2  # ranking rows: no rate below 1 / 3, whose six digits are less than it
+RANKING_ROWS = 2  # the smallest rate is 1 / 3, which exceeds 0.333333
 
 
 @pytest.fixture(scope="module")
-def few(digits_store, tmp_path_factory):
+def small_calibration(digits_store, tmp_path_factory):
     folder = tmp_path_factory.mktemp("few")
     shutil.copytree(digits_store, folder / "models")
     rows = digits().test
@@ -22,7 +22,7 @@ def few(digits_store, tmp_path_factory):
     with working_in(folder), pytest.MonkeyPatch.context() as patch:
         message = io.StringIO()
         patch.setattr("sys.stderr", message)
-        sizes = ["--reference-rows", "100", "--ranking-rows", str(FEW)]
+        sizes = ["--reference-rows", "100", "--ranking-rows", str(RANKING_ROWS)]
         assert main(["calibrate", "digits:1", "--data", "npz:rows.npz", *sizes]) == 0
     with open_client(folder / "models") as client:
         yield message.getvalue(), client
@@ -34,27 +34,27 @@ def predict(client, **fields):
     )
 
 
-def test_without_fpr_a_model_of_few_rows_refuses_as_it_refuses_an_explicit_05(few):
-    _, client = few
-    refused = predict(client)
-    assert refused.status_code == 422
-    assert refused.json()["detail"] == (
+def test_default_and_explicit_fpr_are_refused_with_too_few_ranking_rows(small_calibration):
+    _, client = small_calibration
+    refusal = predict(client)
+    assert refusal.status_code == 422
+    assert refusal.json()["detail"] == (
         "fpr: expected at least 0.333334, the smallest rate that digits supports, got 0.05"
     )
-    assert predict(client, fpr=0.05).json() == refused.json()
+    assert predict(client, fpr=0.05).json() == refusal.json()
 
 
 @pytest.mark.parametrize("field", ["fpr", "fdr"])
-def test_the_rate_that_an_error_advises_is_accepted(few, field):
-    _, client = few
-    advised = re.search(r"at least ([\d.]+),", predict(client, **{field: 0.01}).json()["detail"])[1]
-    accepted = predict(client, **{field: float(advised)})
-    assert accepted.status_code == 200, accepted.text
-    assert accepted.json()[field] == float(advised)
+def test_rate_suggested_by_an_error_is_accepted(small_calibration, field):
+    _, client = small_calibration
+    limit = re.search(r"at least ([\d.]+),", predict(client, **{field: 0.01}).json()["detail"])[1]
+    answer = predict(client, **{field: float(limit)})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()[field] == float(limit)
 
 
-def test_too_few_rows_are_said_at_publication_and_in_the_list(few):
-    message, client = few
+def test_too_few_rows_are_reported_at_calibration_and_in_the_model_list(small_calibration):
+    message, client = small_calibration
     sentence = "with 2 ranking rows the smallest fpr is 0.333334"
     assert sentence in message
     (items,) = client.get("/models").json()["models"]
@@ -62,7 +62,7 @@ def test_too_few_rows_are_said_at_publication_and_in_the_list(few):
 
 
 @pytest.mark.parametrize(
-    ("asked", "stated"),
+    ("fields", "expected"),
     [
         ({}, {"fpr": 0.05, "fdr": None, "coverage": 0.95, "risk": None}),
         (
@@ -72,19 +72,19 @@ def test_too_few_rows_are_said_at_publication_and_in_the_list(few):
         ({"fdr": 0.2}, {"fpr": 0.05, "fdr": 0.2, "coverage": 0.95, "risk": None}),
     ],
 )
-def test_an_answer_states_what_it_was_judged_by(client, asked, stated):
-    answer = predict(client, **asked).json()
-    assert {name: answer[name] for name in stated} == stated
-    request = {"inputs": digits().test.x[:3].tolist(), **asked}
-    packed = client.post("/predict", json=request, headers={"Accept": "application/x-npz"}).content
-    arrays = np.load(io.BytesIO(packed), allow_pickle=False)
-    assert {name: arrays[name].item() for name in stated if name in arrays} == {
-        name: rate for name, rate in stated.items() if rate is not None
+def test_answer_contains_the_rates_it_used(client, fields, expected):
+    answer = predict(client, **fields).json()
+    assert {name: answer[name] for name in expected} == expected
+    request = {"inputs": digits().test.x[:3].tolist(), **fields}
+    content = client.post("/predict", json=request, headers={"Accept": "application/x-npz"}).content
+    arrays = np.load(io.BytesIO(content), allow_pickle=False)
+    assert {name: arrays[name].item() for name in expected if name in arrays} == {
+        name: rate for name, rate in expected.items() if rate is not None
     }
 
 
 @pytest.mark.parametrize(
-    ("asked", "field", "advice"),
+    ("fields", "field", "pattern"),
     [
         ({"coverage": 0.9999, "confidence": 0.95}, "coverage", r"at most ([\d.]+),"),
         ({"coverage": 0.9999, "confidence": 0.123}, "coverage", r"at most ([\d.]+),"),
@@ -93,10 +93,10 @@ def test_an_answer_states_what_it_was_judged_by(client, asked, stated):
         ({"risk": 0.0001, "fpr": 0.2, "num_samples": 7}, "risk", r"at least ([\d.]+),"),
     ],
 )
-def test_the_coverage_and_the_risk_that_an_error_advises_are_accepted(client, asked, field, advice):
-    refused = predict(client, **asked)
-    assert refused.status_code == 422
-    advised = float(re.search(advice, refused.json()["detail"])[1])
-    accepted = predict(client, **{**asked, field: advised})
-    assert accepted.status_code == 200, accepted.text
-    assert accepted.json()[field] == advised
+def test_limits_suggested_by_errors_are_accepted(client, fields, field, pattern):
+    refusal = predict(client, **fields)
+    assert refusal.status_code == 422
+    limit = float(re.search(pattern, refusal.json()["detail"])[1])
+    answer = predict(client, **{**fields, field: limit})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()[field] == limit

@@ -34,18 +34,16 @@ DATA = {"source": "npz:wavy.npz", "validation": 50, "reference": 50, "ranking": 
 
 
 def true_std(x):
-    """The noise of `wavy`."""
     return 20.0 * np.exp(0.5 * x[:, 0])
 
 
 def true_mean(x):
-    """The mean of `wavy`."""
     return 1000.0 + 100.0 * np.sin(1.5 * x[:, 0])
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, fits):
-    """A folder with data, a recipe and a store of the fitted model."""
+    """A folder with the data, recipe and store of a fitted model."""
     folder = tmp_path_factory.mktemp("regression")
     generator = np.random.default_rng(0)
     x = generator.uniform(-2.0, 2.0, (199 + 300 + 500, 1))
@@ -60,7 +58,7 @@ def folder(tmp_path_factory, fits):
 
 @pytest.fixture(scope="module")
 def url(folder, digits_store):
-    """A service of the regression and of the digits."""
+    """The URL of a service with the regression and `digits`."""
     shutil.copytree(digits_store / "digits", folder / "models" / "digits")
     with serving(folder / "models", DUBITO_STATE=str(folder / "state")) as (url, _):
         yield url
@@ -74,13 +72,13 @@ def client(url):
 
 @pytest.fixture(scope="module")
 def wavy(folder):
-    """The arrays of `wavy`."""
+    """The arrays of `wavy.npz`."""
     with np.load(folder / "wavy.npz") as arrays:
         return dict(arrays)
 
 
 def predict(client, rows, model="wavy", **fields):
-    """The predictions of a JSON request."""
+    """Return the predictions for a JSON request."""
     answer = client.post(
         "/predict", json={"model": model, "inputs": np.asarray(rows).tolist(), **fields}
     )
@@ -88,7 +86,7 @@ def predict(client, rows, model="wavy", **fields):
     return answer.json()["predictions"]
 
 
-def column(predictions, name):
+def get_column(predictions, name):
     return np.array([prediction[name] for prediction in predictions])
 
 
@@ -96,39 +94,38 @@ def column(predictions, name):
 
 
 def test_heteroscedastic_noise_is_recovered(client):
-    """From 300 rows its logarithm is known to about .1 in each third of the range."""
+    """With 300 rows, the log of the noise is accurate to about 0.1 in each third of the range."""
     x = np.linspace(-1.5, 1.5, 13)[:, None]
     predictions = predict(client, x, num_samples=200)
-    assert np.all(np.abs(np.log(column(predictions, "aleatoric_std") / true_std(x))) < 0.35)
-    assert np.all(np.abs(column(predictions, "mean") - true_mean(x)) < 0.7 * true_std(x))
+    assert np.all(np.abs(np.log(get_column(predictions, "aleatoric_std") / true_std(x))) < 0.35)
+    assert np.all(np.abs(get_column(predictions, "mean") - true_mean(x)) < 0.7 * true_std(x))
 
 
-def test_the_draws_disagree_where_there_are_no_data(client):
-    inside, outside = column(predict(client, [[0.0], [10.0]], num_samples=200), "epistemic_std")
+def test_draws_disagree_far_from_the_data(client):
+    inside, outside = get_column(predict(client, [[0.0], [10.0]], num_samples=200), "epistemic_std")
     assert outside > 3 * inside
 
 
 @pytest.mark.parametrize(
     ("coverage", "num_samples"), [(0.5, 100), (0.9, 100), (0.95, 10), (0.9, 1)]
 )
-def test_intervals_hold_the_target_as_often_as_stated(client, wavy, coverage, num_samples):
-    """Given the ranking rows the coverage of new rows is beta-distributed: 500 of them tell if it
-    is far off."""
+def test_intervals_contain_targets_at_nominal_coverage(client, wavy, coverage, num_samples):
+    """For fixed ranking rows, coverage is beta-distributed. 500 test rows reveal large errors."""
     y = wavy["y_test"]
-    bounds = column(
+    bounds = get_column(
         predict(client, wavy["x_test"], coverage=coverage, num_samples=num_samples), "interval"
     )
-    inside = int(np.sum((bounds[:, 0] <= y) & (y <= bounds[:, 1])))
+    num_covered = int(np.sum((bounds[:, 0] <= y) & (y <= bounds[:, 1])))
     position = math.ceil(100 * coverage)
-    law = stats.betabinom(len(y), position, 100 - position)
-    assert law.cdf(inside) > 1e-7
-    assert law.sf(inside - 1) > 1e-7
+    distribution = stats.betabinom(len(y), position, 100 - position)
+    assert distribution.cdf(num_covered) > 1e-7
+    assert distribution.sf(num_covered - 1) > 1e-7
 
 
-# The contract
+# Fields and options
 
 
-def test_the_answer_has_the_contract_s_fields(client, wavy):
+def test_answer_has_documented_fields(client, wavy):
     request = {"model": "wavy", "inputs": wavy["x_test"][:3].tolist(), "seed": 7}
     answer = client.post("/predict", json=request).json()
     fields = {
@@ -147,16 +144,16 @@ def test_the_answer_has_the_contract_s_fields(client, wavy):
             assert prediction["detectors"][name]["score"] == prediction[name]
 
 
-def test_intervals_grow_with_coverage_until_they_have_no_bounds(client, wavy):
+def test_intervals_grow_with_coverage_until_unbounded(client, wavy):
     answers = [predict(client, wavy["x_test"][:9], seed=1, coverage=c) for c in (0.5, 0.9, 0.99)]
     for smaller, larger in pairwise(answers):
-        assert np.all(column(smaller, "interval")[:, 0] > column(larger, "interval")[:, 0])
-        assert np.all(column(smaller, "interval")[:, 1] < column(larger, "interval")[:, 1])
+        assert np.all(get_column(smaller, "interval")[:, 0] > get_column(larger, "interval")[:, 0])
+        assert np.all(get_column(smaller, "interval")[:, 1] < get_column(larger, "interval")[:, 1])
     for p in predict(client, wavy["x_test"][:3], coverage=0.991):  # 99 ranking rows
         assert p["interval"] == [None, None]
 
 
-def test_a_risk_is_refused(client, wavy):
+def test_risk_is_refused_for_regression(client, wavy):
     answer = client.post(
         "/predict", json={"model": "wavy", "inputs": wavy["x_test"][:1].tolist(), "risk": 0.1}
     )
@@ -165,20 +162,20 @@ def test_a_risk_is_refused(client, wavy):
     assert client.get("/models/wavy").json()["smallest_risk"] is None
 
 
-def test_a_model_says_its_task_and_target(client):
-    described = client.get("/models/wavy").json()
-    assert (described["task"], described["target"], described["classes"]) == (
+def test_model_describes_its_task_and_target(client):
+    model = client.get("/models/wavy").json()
+    assert (model["task"], model["target"], model["classes"]) == (
         "regression",
         "y",
         None,
     )
-    assert described["manifest"]["output"] == {"target": "y", "transform": None}
+    assert model["manifest"]["output"] == {"target": "y", "transform": None}
     assert {"test_rmse", "test_log_likelihood", "test_interval_coverage_at_95"} <= set(
-        described["quality"]
+        model["quality"]
     )
 
 
-def test_the_measured_likelihood_is_that_of_each_row_s_mixture_as_served(folder, wavy):
+def test_measured_likelihood_matches_mixture_over_served_draws(folder, wavy):
     model = Model.load(ModelStore(folder / "models").open("wavy", "1"))
     rows = Rows(*(wavy[part][:20].astype(np.float32) for part in ("x_test", "y_test")))
     _, likelihoods = served_prediction(model, rows, 30, 3, 16)
@@ -198,7 +195,7 @@ def test_the_measured_likelihood_is_that_of_each_row_s_mixture_as_served(folder,
 @pytest.mark.parametrize(
     ("acquisition", "score"), [("variance", "std"), ("epistemic_variance", "epistemic_std")]
 )
-def test_a_pool_is_ranked_by_variances(client, wavy, acquisition, score):
+def test_pool_is_ranked_by_variances(client, wavy, acquisition, score):
     pool = wavy["x_test"][:100].tolist()
     request = {"model": "wavy", "seed": 3, "num_samples": 20}
     answer = client.post(
@@ -206,7 +203,7 @@ def test_a_pool_is_ranked_by_variances(client, wavy, acquisition, score):
     ).json()
     assert answer["acquisition"] == acquisition
     values = (
-        column(predict(client, pool, **{k: request[k] for k in ("seed", "num_samples")}), score)
+        get_column(predict(client, pool, **{k: request[k] for k in ("seed", "num_samples")}), score)
         ** 2
     )
     assert [row["score"] for row in answer["ranking"]] == sorted(values.tolist(), reverse=True)
@@ -215,7 +212,7 @@ def test_a_pool_is_ranked_by_variances(client, wavy, acquisition, score):
     ]
 
 
-def test_a_pool_is_ranked_by_epistemic_variance_unless_another_score_is_asked_for(client, wavy):
+def test_default_acquisition_depends_on_the_task(client, wavy):
     answer = client.post(
         "/acquire", json={"model": "wavy", "pool": wavy["x_test"][:5].tolist()}
     ).json()
@@ -227,7 +224,7 @@ def test_a_pool_is_ranked_by_epistemic_variance_unless_another_score_is_asked_fo
 
 
 @pytest.mark.parametrize(
-    ("model", "size", "acquisition", "says"),
+    ("model", "size", "acquisition", "message"),
     [
         *(
             ("wavy", 1, name, "regression")
@@ -237,19 +234,19 @@ def test_a_pool_is_ranked_by_epistemic_variance_unless_another_score_is_asked_fo
         ("wavy", 1, "std", "random"),
     ],
 )
-def test_an_acquisition_of_another_task_is_refused_by_name(client, model, size, acquisition, says):
+def test_acquisition_for_another_task_is_refused(client, model, size, acquisition, message):
     request = {"model": model, "pool": [[0] * size], "acquisition": acquisition}
     answer = client.post("/acquire", json=request)
     assert answer.status_code == 422
     assert answer.json()["detail"].startswith("acquisition: expected ")
-    assert says in answer.json()["detail"]
+    assert message in answer.json()["detail"]
 
 
-def test_answers_to_rows_of_any_size_are_as_the_document_says(client):
+def test_extreme_rows_are_answered_or_refused_as_documented(client):
     assert_extremes_are_answered_or_refused(client, "wavy", 1)
 
 
-def test_targets_come_back_and_a_candidate_is_fitted_on_them(client, folder, tmp_path):
+def test_labelled_targets_are_evaluated_and_used_to_fit_a_candidate(client, folder, tmp_path):
     generator = np.random.default_rng(1)
     x = generator.uniform(-2.0, 2.0, (150, 1)).astype(np.float32)
     y = true_mean(x) + true_std(x) * generator.normal(size=len(x))
@@ -266,11 +263,11 @@ def test_targets_come_back_and_a_candidate_is_fitted_on_them(client, folder, tmp
     ranking = client.post("/acquire", json=request).json()["ranking"]
     control = [row["index"] for row in ranking if row["control"]]
     labels = [{"id": row["id"], "target": y[row["index"]]} for row in ranking]
-    wrong = client.post(
+    refusal = client.post(
         "/labels", json={"model": "wavy", "labels": [{"id": "row 0", "label": "1", "input": [0]}]}
     )
     assert (
-        wrong.json()["detail"]
+        refusal.json()["detail"]
         == "labels.0.label: expected no label for regression (wavy); set `target` to a number, "
         "got one"
     )
@@ -278,16 +275,17 @@ def test_targets_come_back_and_a_candidate_is_fitted_on_them(client, folder, tmp
         client.post("/labels", json={"model": "wavy", "labels": labels}).json()["accepted"] == 120
     )
     live = client.get("/models/wavy/labels").json()["live"][0]
-    message = predict(client, x[control], seed=1)
+    predictions = predict(client, x[control], seed=1)
     assert live["control_labels"] == len(control)
-    error = np.sqrt(np.mean((column(message, "mean") - y[control]) ** 2))
+    error = np.sqrt(np.mean((get_column(predictions, "mean") - y[control]) ** 2))
     assert live["figures"]["rmse"]["value"] == pytest.approx(error, rel=1e-5)
     low, high = live["figures"]["rmse"]["interval"]
     assert low < error < high
-    inside = [
-        p["interval"][0] <= t <= p["interval"][1] for p, t in zip(message, y[control], strict=True)
+    is_covered = [
+        p["interval"][0] <= t <= p["interval"][1]
+        for p, t in zip(predictions, y[control], strict=True)
     ]
-    assert live["figures"]["interval_coverage_at_95"]["value"] == pytest.approx(np.mean(inside))
+    assert live["figures"]["interval_coverage_at_95"]["value"] == pytest.approx(np.mean(is_covered))
 
     shutil.copytree(folder, tmp_path / "work")
     with working_in(tmp_path / "work"):

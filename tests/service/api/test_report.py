@@ -4,24 +4,24 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def evaluated(evaluated_store):
+def evaluated_client(evaluated_store):
     from tests.support.serving import open_client
 
     with open_client(evaluated_store) as client:
         yield client
 
 
-def test_a_model_links_its_card_and_every_link_works(evaluated):
-    linked = evaluated.get("/models/digits").json()["report"]
-    report = evaluated.get(linked["href"]).json()
-    assert linked["version"] == report["version"] == "1"
-    assert linked["summary"] == report["summary"]
-    assert set(linked["files"]) == {"report.json", "report.html"}
+def test_model_links_its_report_and_all_links_work(evaluated_client):
+    link = evaluated_client.get("/models/digits").json()["report"]
+    report = evaluated_client.get(link["href"]).json()
+    assert link["version"] == report["version"] == "1"
+    assert link["summary"] == report["summary"]
+    assert set(link["files"]) == {"report.json", "report.html"}
     kinds = {"json": "application/json", "png": "image/png"}
     kinds["html"] = "text/html; charset=utf-8"
     starts = {"json": b"{", "png": b"\x89PNG", "html": b"<!DOCTYPE html>"}
-    for file, href in linked["files"].items():
-        answer = evaluated.get(href)
+    for file, href in link["files"].items():
+        answer = evaluated_client.get(href)
         kind = file.rpartition(".")[2]
         assert answer.headers["content-type"] == kinds[kind]
         assert answer.content.startswith(starts[kind])
@@ -29,8 +29,8 @@ def test_a_model_links_its_card_and_every_link_works(evaluated):
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_a_version_may_be_named_by_an_alias(evaluated):
-    assert evaluated.get("/models/digits/versions/latest/report").json()["version"] == "1"
+def test_report_can_be_requested_by_alias(evaluated_client):
+    assert evaluated_client.get("/models/digits/versions/latest/report").json()["version"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -50,21 +50,21 @@ def test_a_version_may_be_named_by_an_alias(evaluated):
         "/models/digits/versions/aliases/report",
     ],
 )
-def test_nothing_else_is_given(evaluated, path):
-    answer = evaluated.get(path)
+def test_paths_outside_reports_are_not_found(evaluated_client, path):
+    answer = evaluated_client.get(path)
     assert answer.status_code == 404
     assert answer.headers["content-type"] == "application/problem+json"
     assert b"sha256" not in answer.content
 
 
-def test_a_model_without_a_card_says_so(client):
+def test_missing_report_suggests_the_evaluate_command(client):
     assert client.get("/models/digits").json()["report"] is None
     answer = client.get("/models/digits/versions/1/report")
     assert answer.status_code == 404
     assert "dubito evaluate digits:1" in answer.json()["detail"]
 
 
-def test_a_damaged_card_leaves_the_model_served(open_client, evaluated_store, tmp_path):
+def test_model_with_damaged_report_is_served(open_client, evaluated_store, tmp_path):
     shutil.copytree(evaluated_store, tmp_path / "models")
     (tmp_path / "models/digits/reports/1/report.json").write_bytes(b"{")
     with open_client(tmp_path / "models") as client:

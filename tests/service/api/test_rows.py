@@ -54,7 +54,7 @@ def client(tmp_path_factory, fits):
 
 
 def picture(base=0, seed=0, size=(6, 8), mode="RGB", form="PNG"):
-    """An image file of noise between base and base + 100, height x width."""
+    """Return an image file with noise from base to base + 99. `size` is (height, width)."""
     noise = np.random.default_rng(seed).integers(base, base + 100, (*size, 3)).astype(np.uint8)
     file = io.BytesIO()
     Image.fromarray(noise).convert(mode).save(file, form)
@@ -62,7 +62,7 @@ def picture(base=0, seed=0, size=(6, 8), mode="RGB", form="PNG"):
 
 
 def get_array(content):
-    """An image file as a row of the model's shape."""
+    """Decode an image file into a row of the model's shape."""
     return np.asarray(Image.open(io.BytesIO(content)).convert("RGB")).transpose(2, 0, 1)
 
 
@@ -71,7 +71,6 @@ def predict(client, inputs, model="people", **fields):
 
 
 def get_arrays(client, inputs, model="people", **fields):
-    """The arrays of an npz answer."""
     request = {"model": model, "seed": 7, "inputs": inputs, **fields}
     answer = client.post("/predict", json=request, headers={"Accept": "application/x-npz"})
     assert answer.status_code == 200, answer.text
@@ -86,20 +85,20 @@ def upload(client, files, path="/predict", field="inputs", **fields):
     )
 
 
-def text(content):
+def b64(content):
     return base64.b64encode(content).decode()
 
 
-def assert_refused(answer, says, status=422):
+def assert_refused(answer, detail, status=422):
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
-    assert answer.json()["detail"].startswith(says), answer.text
+    assert answer.json()["detail"].startswith(detail), answer.text
 
 
 # Objects
 
 
-def test_objects_are_rows_and_unknown_categories_are_counted(client):
+def test_objects_are_accepted_and_unknown_categories_are_counted(client):
     items = {model["name"]: model["columns"] for model in client.get("/models").json()["models"]}
     assert items["pictures"] == []
     assert items["people"] == [
@@ -122,7 +121,7 @@ def test_objects_are_rows_and_unknown_categories_are_counted(client):
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changes", "detail"),
     [
         ({"age": "31"}, "inputs.1.age: expected a number, or null, got a string"),
         ({"age": False}, "inputs.1.age: expected a number, or null, got a boolean"),
@@ -133,11 +132,11 @@ def test_objects_are_rows_and_unknown_categories_are_counted(client):
     ],
     ids=str,
 )
-def test_a_bad_cell_is_refused_by_its_place(client, changed, says):
-    assert_refused(predict(client, [PEOPLE[0], PEOPLE[0] | changed]), says)
+def test_error_names_row_and_column_of_invalid_cell(client, changes, detail):
+    assert_refused(predict(client, [PEOPLE[0], PEOPLE[0] | changes]), detail)
 
 
-def test_a_value_that_no_training_row_lacks_is_usual_flagged_and_listed(client):
+def test_unexpected_missing_value_is_imputed_flagged_and_listed(client):
     columns = client.get("/models/people").json()["manifest"]["input"]["columns"]
     rows = [PEOPLE[0], PEOPLE[0] | {"age": None}, PEOPLE[0] | {"age": columns[0]["usual"]}]
     answers = predict(client, rows).json()["predictions"]
@@ -146,14 +145,14 @@ def test_a_value_that_no_training_row_lacks_is_usual_flagged_and_listed(client):
     assert {**answers[1], "missing": [], "flag": answers[2]["flag"]} == answers[2]
     arrays = get_arrays(client, rows)
     assert arrays["columns"][arrays["missing"][1]].tolist() == ["age"]
-    says = "inputs.1.age: expected a value, because all training rows have one"
-    assert_refused(predict(client, rows, missing="reject"), says)
+    detail = "inputs.1.age: expected a value, because all training rows have one"
+    assert_refused(predict(client, rows, missing="reject"), detail)
     pool = {"model": "people", "pool": rows, "k": 3, "seed": 1}
     assert client.post("/acquire", json=pool).status_code == 200
     assert_refused(client.post("/acquire", json={**pool, "missing": "reject"}), "pool.1.age: exp")
 
 
-def test_an_absent_column_and_mixed_rows_are_refused(client):
+def test_absent_columns_and_mixed_rows_are_refused(client):
     absent = {name: value for name, value in PEOPLE[0].items() if name != "vip"}
     assert_refused(
         predict(client, [absent]), "inputs.0.vip: expected a value, or null if it is missing"
@@ -173,19 +172,19 @@ def test_an_absent_column_and_mixed_rows_are_refused(client):
 # Images
 
 
-def test_files_base64_and_arrays_of_the_same_images_are_answered_alike(client):
+def test_image_files_base64_and_arrays_get_the_same_answer(client):
     images = [picture(seed=900), picture(100, seed=901), picture(50, seed=902, form="JPEG")]
     by_form = upload(client, images, seed="7")
     assert by_form.status_code == 200, by_form.text
     assert [p["label"] for p in by_form.json()["predictions"][:2]] == ["dark", "light"]
-    assert predict(client, [text(image) for image in images], "pictures").content == by_form.content
+    assert predict(client, [b64(image) for image in images], "pictures").content == by_form.content
     assert (
         predict(client, [get_array(image).tolist() for image in images], "pictures").content
         == by_form.content
     )
 
 
-def test_a_form_s_other_fields_may_stand_in_it_or_in_the_query(client):
+def test_options_can_be_form_fields_or_query_parameters(client):
     image = picture(seed=900)
     in_form = upload(client, [image], seed="7", num_samples="5", fpr="0.2", return_samples="true")
     query = "?model=pictures&seed=7&num_samples=5&fpr=0.2&return_samples=true"
@@ -195,22 +194,22 @@ def test_a_form_s_other_fields_may_stand_in_it_or_in_the_query(client):
     assert len(in_form.json()["predictions"][0]["samples"]) == 5
 
 
-def test_a_grey_or_transparent_image_is_converted(client):
+def test_grey_and_transparent_images_are_converted(client):
     for mode in ("L", "1", "P", "RGBA", "LA"):
         image = picture(seed=3, mode=mode)
-        answer = predict(client, [text(image)], "pictures")
+        answer = predict(client, [b64(image)], "pictures")
         assert answer.status_code == 200, answer.text
         assert answer.content == predict(client, [get_array(image).tolist()], "pictures").content
 
 
-def test_a_pool_of_images_is_ranked_as_its_arrays_are(client):
+def test_pools_of_images_and_of_arrays_are_ranked_alike(client):
     images = [picture(seed=i) for i in range(4)]
     by_form = upload(
         client, images, "/acquire", "pool", seed="3", k="2", ids='["a", "b", "c", "d"]'
     )
     assert by_form.status_code == 200, by_form.text
     request = {"model": "pictures", "seed": 3, "k": 2, "ids": ["a", "b", "c", "d"]}
-    for pool in ([text(i) for i in images], [get_array(i).tolist() for i in images]):
+    for pool in ([b64(i) for i in images], [get_array(i).tolist() for i in images]):
         assert client.post("/acquire", json={**request, "pool": pool}).content == by_form.content
 
 
@@ -218,7 +217,7 @@ SHORT = png_file((8, 6, 8, 2, 0, 0, 0), 5 * (b"\0" + bytes(24)))
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "detail"),
     [
         (b"", "inputs.2: expected a PNG, JPEG, WEBP or BMP file, got something else"),
         (b"no image", "inputs.2: expected a PNG, JPEG, WEBP or BMP file, got something else"),
@@ -228,19 +227,19 @@ SHORT = png_file((8, 6, 8, 2, 0, 0, 0), 5 * (b"\0" + bytes(24)))
         (picture(form="JPEG")[:300], "inputs.2: expected"),
         (picture(size=(8, 6)), "inputs.2: expected an image of 8 x 6 pixels (width x"),
     ],
-    ids=["empty", "text", "gif", "cut png", "short png", "cut jpeg", "size"],
+    ids=["empty", "text", "gif", "truncated png", "short png", "truncated jpeg", "wrong size"],
 )
-def test_a_bad_image_is_refused_by_its_place(client, content, says):
+def test_error_names_row_of_invalid_image(client, content, detail):
     good = picture()
-    assert_refused(upload(client, [good, good, content]), says)
-    assert_refused(predict(client, [text(good), text(good), text(content)], "pictures"), says)
+    assert_refused(upload(client, [good, good, content]), detail)
+    assert_refused(predict(client, [b64(good), b64(good), b64(content)], "pictures"), detail)
     pool = client.post(
-        "/acquire", json={"model": "pictures", "pool": [text(good), text(good), text(content)]}
+        "/acquire", json={"model": "pictures", "pool": [b64(good), b64(good), b64(content)]}
     )
-    assert_refused(pool, says.replace("inputs", "pool"))
+    assert_refused(pool, detail.replace("inputs", "pool"))
 
 
-def test_limits_on_images_are_kept(client):
+def test_limits_on_images_are_enforced(client):
     assert_refused(
         upload(client, [picture()] * 25),
         "inputs: expected images of at most 1000 pixels in total",
@@ -255,23 +254,23 @@ def test_limits_on_images_are_kept(client):
 
 
 @pytest.mark.parametrize("value", ["", "%%%", "é", "data:image/png;base64,AAAA"])
-def test_a_string_that_is_not_base64_of_an_image_is_refused(client, value):
-    assert_refused(predict(client, [text(picture()), value], "pictures"), "inputs.1: expected ")
+def test_strings_other_than_base64_images_are_refused(client, value):
+    assert_refused(predict(client, [b64(picture()), value], "pictures"), "inputs.1: expected ")
 
 
 @pytest.mark.parametrize("value", [None, 5, [0.0] * 144, {"a": 1}])
-def test_images_beside_other_rows_are_refused(client, value):
+def test_images_mixed_with_other_rows_are_refused(client, value):
     assert_refused(
-        predict(client, [text(picture()), value], "pictures"),
+        predict(client, [b64(picture()), value], "pictures"),
         "inputs.1: expected base64 of an image file",
     )
 
 
-def test_an_image_sent_to_a_model_of_none_is_refused(client):
-    says = "inputs: expected rows as objects keyed by column"
-    assert_refused(predict(client, [text(picture())]), says)
+def test_rows_for_another_kind_of_model_are_refused(client):
+    detail = "inputs: expected rows as objects keyed by column"
+    assert_refused(predict(client, [b64(picture())]), detail)
     answer = client.post("/predict", files=[("inputs", ("x", picture()))], data={"model": "people"})
-    assert_refused(answer, says)
+    assert_refused(answer, detail)
     assert "bytes; send a file of many rows as the body" in answer.json()["detail"]
     assert_refused(
         predict(client, [{"a": 1}], "pictures"),
@@ -280,7 +279,7 @@ def test_an_image_sent_to_a_model_of_none_is_refused(client):
 
 
 @pytest.mark.parametrize(
-    ("content_type", "body", "says"),
+    ("content_type", "body", "detail"),
     [
         ("multipart/form-data", b"", "Content-Type: expected multipart/form-data with a boundary"),
         ("multipart/form-data; boundary=", b"", "Content-Type: expected multipart/form-data"),
@@ -301,25 +300,25 @@ def test_an_image_sent_to_a_model_of_none_is_refused(client):
         ("multipart/form-data; boundary=" + "x" * 5000, b"--x", "body: expected"),
     ],
     ids=[
-        "none",
-        "no name",
-        "empty",
+        "no boundary",
+        "empty boundary",
+        "empty body",
         "no parts",
         "nonsense",
-        "no part's name",
-        "cut",
-        "bytes",
-        "long",
+        "unnamed part",
+        "truncated",
+        "invalid name",
+        "long boundary",
     ],
 )
-def test_a_body_that_is_no_form_is_refused(client, content_type, body, says):
+def test_invalid_forms_are_refused(client, content_type, body, detail):
     assert_refused(
-        client.post("/predict", content=body, headers={"Content-Type": content_type}), says
+        client.post("/predict", content=body, headers={"Content-Type": content_type}), detail
     )
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "detail"),
     [
         ({"seed": "x"}, "form: seed: expected a JSON value"),
         ({"seed": "1.5"}, "seed: expected a valid integer"),
@@ -328,5 +327,5 @@ def test_a_body_that_is_no_form_is_refused(client, content_type, body, says):
     ],
     ids=str,
 )
-def test_a_bad_field_of_a_form_is_refused_by_its_name(client, fields, says):
-    assert_refused(upload(client, [picture()], **fields), says)
+def test_error_names_invalid_form_field(client, fields, detail):
+    assert_refused(upload(client, [picture()], **fields), detail)

@@ -15,7 +15,7 @@ from tests.support.texts import VOCABULARY, MeanEmbedding, texts, tokenizer, wri
 from training.__main__ import main
 from training.versions import open_parent
 
-TOKENS = 7  # fewer than the longest texts have
+TOKENS = 7  # fewer than in the longest texts
 DATA = {
     "source": "csv:reviews.csv",
     "target": "label",
@@ -27,10 +27,10 @@ SIZES = {"validation": 30, "reference": 30, "ranking": 40}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, fits):
-    """A folder with a fitted model of text."""
+    """A folder with a fitted text model."""
     folder = tmp_path_factory.mktemp("texts")
     write_reviews(folder)
-    network = {"factory": "tests.support.texts:Averaged", "bayesian": ["head"]}
+    network = {"factory": "tests.support.texts:MeanEmbeddingNetwork", "bayesian": ["head"]}
     data = {**DATA, **SIZES, "max_tokens": TOKENS}
     settings = {
         "training": {"epochs": 20, "learning_rate": 3e-2, "batch_rows": 16},
@@ -58,13 +58,13 @@ def predict(client, inputs, **fields):
 
 
 def get_ids(rows):
-    created = tokenizer()
-    created.enable_truncation(TOKENS)
-    created.enable_padding(length=TOKENS, pad_id=0)
-    return np.array([created.encode(row).ids for row in rows])
+    encoder = tokenizer()
+    encoder.enable_truncation(TOKENS)
+    encoder.enable_padding(length=TOKENS, pad_id=0)
+    return np.array([encoder.encode(row).ids for row in rows])
 
 
-def test_strings_are_answered_as_torch_does_and_replayed_bit_for_bit(client, parent):
+def test_answers_to_strings_match_torch_and_replay_bit_for_bit(client, parent):
     rows, labels = texts(40, seed=1)
     request = {"num_samples": 4, "return_samples": True}
     answer = predict(client, rows, **request)
@@ -77,11 +77,11 @@ def test_strings_are_answered_as_torch_does_and_replayed_bit_for_bit(client, par
     expected = parent.model().eval().predict(torch.from_numpy(get_ids(rows)).float(), eps).exp()
     np.testing.assert_allclose(samples, expected.numpy(), atol=2e-3)
     assert np.mean([row["label"] == label for row, label in zip(actual, labels, strict=True)]) > 0.9
-    alone = predict(client, rows[7:8], **request).json()["predictions"][0]
-    assert alone["samples"] == actual[7]["samples"]
+    single = predict(client, rows[7:8], **request).json()["predictions"][0]
+    assert single["samples"] == actual[7]["samples"]
 
 
-def test_texts_come_as_strings_objects_files_and_ids(client):
+def test_texts_are_accepted_as_strings_objects_files_and_ids(client):
     rows = ["the film was good", "", "an unknown word, " + "very " * 50]
     expected = predict(client, rows).json()
     assert predict(client, [{"text": row} for row in rows]).json() == expected
@@ -92,12 +92,12 @@ def test_texts_come_as_strings_objects_files_and_ids(client):
         body = npy_bytes(get_ids(rows).astype(dtype))
         headers = {"Content-Type": "application/x-npy"}
         assert client.post("/predict?seed=3", content=body, headers=headers).json() == expected
-    large = rows * 1000  # a long body is read block by block
+    large = rows * 1000  # long bodies are read in blocks
     assert predict(client, large).json()["predictions"][:3] == expected["predictions"]
 
 
 @pytest.mark.parametrize(
-    ("row", "says"),
+    ("row", "detail"),
     [
         ("x" * (1 << 18) + "x", ": expected text of at most 262144 bytes in UTF-8, got 262145"),
         (5, ": expected a string, like the first row, got 5"),
@@ -109,14 +109,14 @@ def test_texts_come_as_strings_objects_files_and_ids(client):
         ),
     ],
 )
-def test_a_row_that_is_no_text_is_refused_by_its_name(client, row, says):
+def test_error_names_row_without_text(client, row, detail):
     for path, field in (("/predict", "inputs"), ("/acquire", "pool")):
         answer = client.post(path, json={field: ["good", row]})
-        assert (answer.status_code, answer.json()["detail"]) == (422, f"{field}.1{says}")
+        assert (answer.status_code, answer.json()["detail"]) == (422, f"{field}.1{detail}")
 
 
 @pytest.mark.parametrize(
-    ("row", "says"),
+    ("row", "detail"),
     [
         (
             [0] * 6 + [VOCABULARY],
@@ -127,19 +127,19 @@ def test_a_row_that_is_no_text_is_refused_by_its_name(client, row, says):
         ([0] * 6, "inputs.1: expected an array of 7 (rows have shape (7,), or are"),
     ],
 )
-def test_a_number_that_is_no_id_is_refused_by_its_place(client, row, says):
+def test_error_names_position_of_invalid_id(client, row, detail):
     answer = predict(client, [[0] * 7, row])
     assert answer.status_code == 422
-    assert answer.json()["detail"].startswith(says)
+    assert answer.json()["detail"].startswith(detail)
     if len(row) == 7:
         body = npy_bytes(np.array([[0.0] * 7, row]))
         answer = client.post(
             "/predict", content=body, headers={"Content-Type": "application/x-npy"}
         )
-        assert answer.json()["detail"].startswith(says)
+        assert answer.json()["detail"].startswith(detail)
 
 
-def test_bytes_that_are_no_text_are_refused(client):
+def test_invalid_unicode_is_refused(client):
     answer = client.post("/predict", files=[("inputs", ("a.txt", b"\xff\xfe"))])
     assert answer.json()["detail"] == "inputs.0: expected text in UTF-8, got other bytes"
     answer = client.post(
@@ -155,7 +155,7 @@ def test_pools_of_strings_are_ranked(client):
     assert len(answer.json()["ranking"]) == 3
 
 
-def test_ids_are_explained_only_by_detectors(client):
+def test_texts_are_explained_only_by_detectors(client):
     (actual,) = predict(client, ["the film was good"], explain=True).json()["predictions"]
     explanation = actual["explanation"]
     empty = ("attributed", "map", "nearest", "columns", "unseen", "missing")
@@ -163,9 +163,7 @@ def test_ids_are_explained_only_by_detectors(client):
     assert explanation["detectors"].keys() == {"entropy", "feature_neighbours"}
 
 
-def test_the_version_holds_its_tokenizer_and_is_measured_and_calibrated_with_it(
-    client, folder, capsys
-):
+def test_version_includes_tokenizer_for_evaluation_and_calibration(client, folder, capsys):
     manifest = client.get("/models/reviews").json()["manifest"]
     assert manifest["input"]["text"]["max_tokens"] == TOKENS
     assert (manifest["input"]["dtype"], manifest["input"]["maximum"]) == ("int32", VOCABULARY - 1)
@@ -174,24 +172,24 @@ def test_the_version_holds_its_tokenizer_and_is_measured_and_calibrated_with_it(
         "tokenizer.json",
         "training-rows.safetensors",
     }
-    write_reviews(folder, 200)  # other rows; and no tokenizer any more
+    write_reviews(folder, 200)  # other rows
     (folder / "reviews.csv").rename(folder / "later.csv")
     (folder / "tokenizer.json").unlink()
     (folder / "other.csv").write_text("text\n" + "rain on friday\n" * 30)
-    rest = ["--outliers", "weather=csv:other.csv"]
+    extra = ["--outliers", "weather=csv:other.csv"]
     assert (
-        main(["evaluate", "reviews", "--data", "csv:later.csv", "--quiet", "--rows", "40", *rest])
+        main(["evaluate", "reviews", "--data", "csv:later.csv", "--quiet", "--rows", "40", *extra])
         == 0
     )
 
-    displayed = set(capsys.readouterr().out.split())
-    assert {f"{name}_flag_auroc" for name in ("uniform", "crossed", "weather")} <= displayed
+    words = set(capsys.readouterr().out.split())
+    assert {f"{name}_flag_auroc" for name in ("uniform", "crossed", "weather")} <= words
     calibrate = ["calibrate", "reviews", "--data", "csv:later.csv", "--target", "label"]
     assert main([*calibrate, "--reference-rows", "40", "--ranking-rows", "60"]) == 0
 
 
 @pytest.mark.slow
-def test_a_module_that_takes_ids_is_an_encoder(folder):
+def test_module_with_id_inputs_can_be_an_encoder(folder):
     write_reviews(folder)
     network = {"hidden": [], "encoder": "tests.support.texts:MeanEmbedding"}
     data = {**DATA, **SIZES, "max_tokens": TOKENS}
@@ -213,14 +211,14 @@ def test_a_module_that_takes_ids_is_an_encoder(folder):
     np.testing.assert_allclose(rows, expected.detach().numpy(), atol=1e-5)
     theta = model.runtime.draw(3, 0, 4)
     outputs, _ = model.runtime.run(ids, theta[:, None])
-    options, _ = head.network(torch.from_numpy(rows), torch.from_numpy(theta[:, None]))
-    np.testing.assert_allclose(outputs, head.likelihood(options).detach().numpy(), atol=1e-4)
+    logits, _ = head.network(torch.from_numpy(rows), torch.from_numpy(theta[:, None]))
+    np.testing.assert_allclose(outputs, head.likelihood(logits).detach().numpy(), atol=1e-4)
 
 
 def get_embedding(version):
-    """The embedding in a version's encoder."""
+    """Return the embedding matrix of a version's encoder."""
     graph = onnx.load(version / "encoder.onnx").graph
-    (actual,) = [
+    (embedding,) = [
         numpy_helper.to_array(t) for t in graph.initializer if tuple(t.dims) == (VOCABULARY, 8)
     ]
-    return actual.copy()
+    return embedding.copy()

@@ -19,7 +19,7 @@ ROW = [0.0] * 64
 PAST, FUTURE = "2020-01-01T00:00:00Z", "2999-01-01T00:00:00+02:00"
 SECRET = "a-secret-that-is-not-shown"
 DIGEST = sha256(SECRET.encode()).hexdigest()
-ASKED = {
+REQUESTS = {
     "read": ("GET", "/models", None, 200),
     "predict": ("POST", "/predict", {"inputs": [ROW]}, 200),
     "acquire": ("POST", "/acquire", {"pool": [ROW], "k": 1}, 200),
@@ -30,7 +30,7 @@ ASKED = {
 }
 
 
-def entry(name, scopes, expires=None, is_hashed=False):
+def make_entry(name, scopes, expires=None, is_hashed=False):
     key = get_key(name)
     options = f'sha256 = "{sha256(key.encode()).hexdigest()}"' if is_hashed else f'key = "{key}"'
     end = "" if expires is None else f"expires = {expires}\n"
@@ -43,57 +43,57 @@ def get_key(name):
 
 FILE = "".join(
     [
-        *(entry(f"only-{scope}", [scope], is_hashed=scope == "predict") for scope in SCOPES),
-        entry("all", list(SCOPES), FUTURE, is_hashed=True),
-        entry("late", list(SCOPES), PAST),
-        entry("both", ["predict", "rows"]),
+        *(make_entry(f"only-{scope}", [scope], is_hashed=scope == "predict") for scope in SCOPES),
+        make_entry("all", list(SCOPES), FUTURE, is_hashed=True),
+        make_entry("late", list(SCOPES), PAST),
+        make_entry("both", ["predict", "rows"]),
     ]
 )
 
 
-def ask(client, name, scope):
-    method, path, content, _ = ASKED[scope]
+def send(client, name, scope):
+    method, path, content, _ = REQUESTS[scope]
     return client.request(method, path, json=content, headers={"X-API-Key": get_key(name)})
 
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory, digits_store):
-    """A client of a service with a file of keys."""
+    """A client for a service with a key file."""
     file = tmp_path_factory.mktemp("secrets") / "keys.toml"
     file.write_text(FILE)
     with open_client(digits_store, DUBITO_KEYS_FILE=str(file)) as client:
         yield client
 
 
-@pytest.mark.parametrize("needed", ASKED)
-def test_a_key_does_what_its_scopes_say_and_nothing_else(keyed, needed):
+@pytest.mark.parametrize("required", REQUESTS)
+def test_key_grants_only_its_scopes(keyed, required):
     for scope in SCOPES:
-        answer = ask(keyed, f"only-{scope}", needed)
-        if scope == needed:
-            assert answer.status_code == ASKED[needed][3]
+        answer = send(keyed, f"only-{scope}", required)
+        if scope == required:
+            assert answer.status_code == REQUESTS[required][3]
         else:
             assert answer.status_code == 403
             assert answer.headers["content-type"] == "application/problem+json"
             assert (
                 answer.json()["detail"]
-                == f"key: expected a key with the scope {needed}, got a key without it"
+                == f"key: expected a key with the scope {required}, got a key without it"
             )
-            assert f'scope="{needed}"' in answer.headers["WWW-Authenticate"]
-    assert ask(keyed, "all", needed).status_code == 200
+            assert f'scope="{required}"' in answer.headers["WWW-Authenticate"]
+    assert send(keyed, "all", required).status_code == 200
 
 
 @pytest.mark.parametrize(
-    ("needed", "method", "path"),
+    ("required", "method", "path"),
     [
-        *((scope, *asked[:2]) for scope, asked in ASKED.items()),
+        *((scope, *request[:2]) for scope, request in REQUESTS.items()),
         ("label", "POST", "/label-studio/digits/webhook"),
         ("predict", "POST", "/v2/models/digits/infer"),
         ("predict", "POST", "/invocations"),
     ],
 )
-def test_a_new_line_at_a_path_s_end_opens_nothing(keyed, needed, method, path):
+def test_newline_at_the_end_of_a_path_does_not_bypass_scopes(keyed, required, method, path):
     for scope in SCOPES:
-        if scope != needed:
+        if scope != required:
             headers = {"X-API-Key": get_key(f"only-{scope}")}
             assert (
                 keyed.request(method, f"{path}%0A", json={}, headers=headers).status_code == 403
@@ -101,7 +101,7 @@ def test_a_new_line_at_a_path_s_end_opens_nothing(keyed, needed, method, path):
 
 
 @pytest.mark.parametrize(("name", "count"), [("only-predict", None), ("both", 5)])
-def test_explanations_name_training_rows_only_with_the_scope_for_rows(keyed, name, count):
+def test_explanations_include_training_rows_only_with_scope_for_rows(keyed, name, count):
     content = {"inputs": [ROW], "explain": True}
     answer = keyed.post("/predict", json=content, headers={"X-API-Key": get_key(name)})
     explanation = answer.json()["predictions"][0]["explanation"]
@@ -109,8 +109,8 @@ def test_explanations_name_training_rows_only_with_the_scope_for_rows(keyed, nam
     assert (nearest and len(nearest)) == count
 
 
-def test_a_key_that_has_expired_is_refused_as_an_unknown_one_is(keyed):
-    late, unknown = ask(keyed, "late", "predict"), ask(keyed, "nobody", "predict")
+def test_expired_key_is_refused_like_an_unknown_key(keyed):
+    late, unknown = send(keyed, "late", "predict"), send(keyed, "nobody", "predict")
     assert (late.status_code, unknown.status_code) == (401, 401)
     assert late.content == unknown.content
     assert "models" not in keyed.get("/health/ready", headers={"X-API-Key": get_key("late")}).json()
@@ -119,73 +119,73 @@ def test_a_key_that_has_expired_is_refused_as_an_unknown_one_is(keyed):
     )
 
 
-def test_a_key_ends_when_its_time_is_over():
-    now = datetime.now(UTC)
-    ends = {"before": now - timedelta(seconds=1), "after": now + timedelta(hours=1)}
-    keys = parse_keys("".join(entry(name, ["read"], end.isoformat()) for name, end in ends.items()))
-    assert [keys.find(get_key(name).encode()).has_expired for name in ends] == [True, False]
-    assert keys.expiries == {name: end.timestamp() for name, end in ends.items()}
+def test_key_expires_at_its_expiry_time():
+    start = datetime.now(UTC)
+    expiries = {"before": start - timedelta(seconds=1), "after": start + timedelta(hours=1)}
+    keys = parse_keys(
+        "".join(make_entry(name, ["read"], expiry.isoformat()) for name, expiry in expiries.items())
+    )
+    assert [keys.find(get_key(name).encode()).has_expired for name in expiries] == [True, False]
+    assert keys.expiries == {name: expiry.timestamp() for name, expiry in expiries.items()}
 
 
-def test_the_log_says_which_key_asked_and_never_the_key(serve, digits_store, tmp_path):
+def test_log_contains_names_of_keys_but_no_keys(serve, digits_store, tmp_path):
     (tmp_path / "keys.toml").write_text(FILE)
     settings = {"DUBITO_KEYS_FILE": str(tmp_path / "keys.toml"), "DUBITO_LOG": "json"}
     with serve(digits_store, **settings) as (url, process):
         with httpx.Client(base_url=url, timeout=60) as client:
             for name in ("all", "only-read", "late", "nobody"):
-                ask(client, name, "predict")
+                send(client, name, "predict")
         process.terminate()
-        message = process.communicate(timeout=60)[1]
-    lines = [json.loads(line) for line in message.splitlines()]
-    request = [
+        log = process.communicate(timeout=60)[1]
+    lines = [json.loads(line) for line in log.splitlines()]
+    requests = [
         line
         for line in lines
         if line["logger"] == "dubito.requests" and line["route"] != "/health/live"
     ]
-    assert [(line["key"], line["status"], line["reason"]) for line in request] == [
+    assert [(line["key"], line["status"], line["reason"]) for line in requests] == [
         ("all", 200, None),
         ("only-read", 403, "forbidden"),
         ("late", 401, "expired_key"),
         (None, 401, "unauthorized"),
     ]
-    assert "the-long-key-of" not in message
+    assert "the-long-key-of" not in log
 
 
-def replace(file, text):
+def replace_file(file, text):
     file.with_suffix(".new").write_text(text)
     file.with_suffix(".new").rename(file)
 
 
-def test_keys_come_and_go_without_a_restart_and_a_bad_file_changes_nothing(
-    serve, digits_store, tmp_path
-):
+def test_key_file_is_reloaded_unless_it_is_invalid(serve, digits_store, tmp_path):
     file = tmp_path / "keys.toml"
-    replace(file, entry("old", ["read"]))
+    replace_file(file, make_entry("old", ["read"]))
     settings = {"DUBITO_KEYS_FILE": str(file), "DUBITO_POLL_INTERVAL_S": "0.05"}
     with (
         serve(digits_store, **settings) as (url, process),
         httpx.Client(base_url=url, timeout=60) as client,
     ):
-        assert ask(client, "new", "read").status_code == 401
-        replace(file, entry("old", ["read"]) + entry("new", ["read"]))
-        wait_until(lambda: ask(client, "new", "read").status_code == 200)
-        assert ask(client, "old", "read").status_code == 200
-        replace(file, entry("new", ["read"]))
-        wait_until(lambda: ask(client, "old", "read").status_code == 401)
-        replace(file, f'[[keys]]\nname = "worse"\nkey = "{SECRET}"\nscopes = ["everything"]\n')
-        message = []
-        while "the previous keys stay" not in "".join(message):
-            message.append(process.stderr.readline())
-        assert ask(client, "new", "read").status_code == 200
-    output = [
+        assert send(client, "new", "read").status_code == 401
+        replace_file(file, make_entry("old", ["read"]) + make_entry("new", ["read"]))
+        wait_until(lambda: send(client, "new", "read").status_code == 200)
+        assert send(client, "old", "read").status_code == 200
+        replace_file(file, make_entry("new", ["read"]))
+        wait_until(lambda: send(client, "old", "read").status_code == 401)
+        replace_file(file, f'[[keys]]\nname = "worse"\nkey = "{SECRET}"\nscopes = ["everything"]\n')
+        log_lines = []
+        while "the previous keys stay" not in "".join(log_lines):
+            log_lines.append(process.stderr.readline())
+        assert send(client, "new", "read").status_code == 200
+    messages = [
         line.split(" dubito: ")[1].strip()
-        for line in message
+        for line in log_lines
         if "eys: " in line or FILE_VARIABLE in line
     ]
-    assert output[:2] == ["keys: old, new", "keys: new"]
-    assert output[2].startswith(f"{FILE_VARIABLE}.keys.0.scopes.0: expected 'read', ")
+    assert messages[:2] == ["keys: old, new", "keys: new"]
+    assert messages[2].startswith(f"{FILE_VARIABLE}.keys.0.scopes.0: expected 'read', ")
     assert not any(
-        displayed in "".join(message) for displayed in (SECRET, get_key("old"), get_key("new"))
+        secret in "".join(log_lines) for secret in (SECRET, get_key("old"), get_key("new"))
     )
 
 
@@ -193,12 +193,12 @@ def get_ring(file):
     return KeyRing(Settings(keys_file=file))
 
 
-def test_current_names_are_those_of_a_readable_file(tmp_path):
+def test_current_names_are_read_from_the_current_file(tmp_path):
     file = tmp_path / "keys.toml"
-    file.write_text(entry("old", ["read"]))
+    file.write_text(make_entry("old", ["read"]))
     ring = get_ring(file)
-    rotated = entry("old", ["read"]).replace(get_key("old"), get_key("next"))
-    file.write_text(rotated + entry("new", ["read"]))  # no poll has seen it yet
+    rotated_entry = make_entry("old", ["read"]).replace(get_key("old"), get_key("next"))
+    file.write_text(rotated_entry + make_entry("new", ["read"]))  # not polled yet
     assert ring.current_names() == {"old", "new"}
     assert ring.keys.find(get_key("old").encode()) is None
     assert ring.keys.find(get_key("next").encode()).name == "old"
@@ -207,7 +207,7 @@ def test_current_names_are_those_of_a_readable_file(tmp_path):
     assert KeyRing(Settings()).current_names() is None
 
 
-def test_a_file_that_became_bad_is_said_once_and_its_mending_too(tmp_path, caplog):
+def test_invalid_key_file_and_its_repair_are_logged_once(tmp_path, caplog):
     file = tmp_path / "keys.toml"
     file.write_text(FILE)
     ring = get_ring(file)
@@ -281,16 +281,16 @@ GOOD = f'name = "a"\nsha256 = "{DIGEST}"\nscopes = ["read"]\n'
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_a_wrong_file_is_refused_by_its_field_without_being_shown(tmp_path, text, expected):
+def test_key_file_error_names_the_field_without_showing_secrets(tmp_path, text, expected):
     if text is not None:
         (tmp_path / "keys.toml").write_text(text)
     with pytest.raises(InvalidInput, match=f"^{FILE_VARIABLE}") as raised:
         get_ring(tmp_path / "keys.toml")
     assert expected in str(raised.value)
-    assert not any(displayed in str(raised.value) for displayed in (SECRET, DIGEST, "\n"))
+    assert not any(secret in str(raised.value) for secret in (SECRET, DIGEST, "\n"))
 
 
-def test_the_file_takes_the_place_of_lists(tmp_path):
+def test_key_file_cannot_be_combined_with_key_settings(tmp_path):
     (tmp_path / "keys.toml").write_text(FILE)
     for name in ("api_keys", "admin_key"):
         with pytest.raises(
@@ -299,10 +299,10 @@ def test_the_file_takes_the_place_of_lists(tmp_path):
             KeyRing(Settings(keys_file=tmp_path / "keys.toml", **{name: SECRET}))
 
 
-def test_a_new_key_is_what_its_entry_says():
+def test_new_key_matches_its_entry():
     key, text = new_key("shop", ["predict", "acquire"], 90)
-    actual: Keys = parse_keys(text)
-    item = actual.find(key.encode())
+    keys: Keys = parse_keys(text)
+    item = keys.find(key.encode())
     assert (item.name, item.scopes) == ("shop", {"predict", "acquire"})
     assert abs(item.expires - datetime.now(UTC) - timedelta(days=90)) < timedelta(minutes=1)
     assert key not in text
@@ -327,7 +327,7 @@ def test_new_key_names_the_invalid_argument(name, scopes, days, message):
         new_key(name, scopes, days)
 
 
-def test_the_command_gives_the_key_to_the_person_and_the_entry_to_the_file():
+def test_command_prints_key_to_stderr_and_entry_to_stdout():
     completed = run_service("key", "shop", "--scopes", "predict")
     assert completed.returncode == 0
     (key,) = re.findall(r"dubito_[\w-]{43}", completed.stderr)

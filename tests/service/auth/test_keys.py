@@ -19,7 +19,7 @@ FIRST, SECOND, ADMIN = (
     "the-key-of-the-administrator",
 )
 ROW = [0.0] * 64
-OPEN = (
+OPEN_PATHS = (
     "/health/live",
     "/health/ready",
     "/docs",
@@ -40,36 +40,36 @@ def locked_url(digits_store):
 
 @pytest.fixture
 def locked(locked_url):
-    """A client of a service with keys, without one."""
+    """A client without a key for a service with keys."""
     with httpx.Client(base_url=locked_url, timeout=60) as client:
         yield client
 
 
-def test_without_a_key_nothing_but_health_and_the_documentation_is_answered(locked):
-    for path in OPEN:
+def test_only_health_and_documentation_are_open_without_a_key(locked):
+    for path in OPEN_PATHS:
         assert locked.get(path).status_code == 200, path
     document = locked.get("/openapi.json").json()
-    tried = 0
+    num_refusals = 0
     for path, operations in [
         *document["paths"].items(),
         *((path, ["get"]) for path in ("/metrics", "/nothing", "/page")),
     ]:
         for method in operations:
             answer = locked.request(method, path)
-            if path not in OPEN:
+            if path not in OPEN_PATHS:
                 assert answer.status_code == 401, path
                 assert answer.headers["content-type"] == "application/problem+json"
                 assert answer.headers["WWW-Authenticate"].startswith("Bearer")
                 assert {"type", "title", "status", "detail"} <= set(answer.json())
-                tried += 1
-    assert tried >= 10
+                num_refusals += 1
+    assert num_refusals >= 10
 
 
 @pytest.mark.parametrize("key", [FIRST, SECOND])
 @pytest.mark.parametrize(
     "header", [{"X-API-Key": "{}"}, {"Authorization": "Bearer {}"}, {"authorization": "bearer  {}"}]
 )
-def test_each_key_opens_the_api_by_either_header(locked, key, header):
+def test_each_key_is_accepted_in_either_header(locked, key, header):
     headers = {name: value.format(key) for name, value in header.items()}
     assert locked.post("/predict", json={"inputs": [ROW]}, headers=headers).status_code == 200
     assert locked.get("/metrics", headers=headers).status_code == 200
@@ -77,7 +77,7 @@ def test_each_key_opens_the_api_by_either_header(locked, key, header):
     assert locked.post("/admin/refresh", headers=headers).status_code == 403
 
 
-def test_the_administrator_s_key_opens_administration_metrics_and_reading_alone(locked):
+def test_admin_key_allows_only_administration_metrics_and_reading(locked):
     headers = {"X-API-Key": ADMIN}
     assert locked.post("/admin/refresh", headers=headers).status_code == 200
     assert locked.get("/metrics", headers=headers).status_code == 200
@@ -99,7 +99,7 @@ def test_the_administrator_s_key_opens_administration_metrics_and_reading_alone(
     ],
     ids=repr,
 )
-def test_what_is_no_key_is_refused(locked, value):
+def test_invalid_keys_are_refused(locked, value):
     for header, form in (
         ("X-API-Key", "{}"),
         ("Authorization", "Bearer {}"),
@@ -122,7 +122,7 @@ def test_what_is_no_key_is_refused(locked, value):
         "/Admin/refresh",
     ],
 )
-def test_no_spelling_of_a_path_opens_it(locked_url, path):
+def test_path_variants_do_not_bypass_authentication(locked_url, path):
     with socket.create_connection(
         (urlsplit(locked_url).hostname, urlsplit(locked_url).port), timeout=30
     ) as raw:
@@ -130,7 +130,7 @@ def test_no_spelling_of_a_path_opens_it(locked_url, path):
         assert raw.makefile("rb").readline().split()[1] == b"401"
 
 
-def test_a_request_without_a_key_is_refused_before_its_body_comes(locked_url):
+def test_request_without_a_key_is_refused_before_its_body_arrives(locked_url):
     with socket.create_connection(
         (urlsplit(locked_url).hostname, urlsplit(locked_url).port), timeout=30
     ) as raw:
@@ -140,7 +140,7 @@ def test_a_request_without_a_key_is_refused_before_its_body_comes(locked_url):
         assert raw.makefile("rb").readline().split()[1] == b"401"
 
 
-def test_the_openapi_document_says_what_needs_a_key(locked, client):
+def test_openapi_document_marks_operations_that_need_a_key(locked, client):
     document = locked.get("/openapi.json").json()
     assert document["components"]["securitySchemes"]["key"] == {
         "type": "apiKey",
@@ -153,14 +153,14 @@ def test_the_openapi_document_says_what_needs_a_key(locked, client):
     }
     for path, operations in document["paths"].items():
         for operation in operations.values():
-            assert ("security" in operation) == (path not in OPEN)
+            assert ("security" in operation) == (path not in OPEN_PATHS)
     text = json.dumps(document)
     assert not any(key in text for key in (FIRST, SECOND, ADMIN))
     assert "securitySchemes" not in client.get("/openapi.json").json()["components"]
 
 
-# What tells of rows, of traffic or of administration is not read with `read`
-OF_READING = {
+# Scopes of path prefixes that the scope `read` does not cover
+PREFIX_SCOPES = {
     "/labels": "label",
     "/predict/examples": "rows",
     "/models/{name}/drift": "rows",
@@ -169,21 +169,21 @@ OF_READING = {
 }
 
 
-def test_whatever_changes_or_computes_takes_a_scope_of_its_own(locked):
+def test_read_scope_covers_only_get_requests_and_jobs(locked):
     for path, operations in locked.get("/openapi.json").json()["paths"].items():
         for method, operation in operations.items():
-            if path not in OPEN:
+            if path not in OPEN_PATHS:
                 (scope,) = operation["security"][0]["bearer"]
-                custom = [names for start, names in OF_READING.items() if path.startswith(start)]
-                if custom:
-                    assert [scope] == custom, path
+                expected = [name for start, name in PREFIX_SCOPES.items() if path.startswith(start)]
+                if expected:
+                    assert [scope] == expected, path
                     continue
-                # A job has been asked for by a key with another scope.
-                is_of_own_job = path.startswith("/jobs/")
-                assert (scope == "read") == (method == "get" or is_of_own_job), path
+                # Starting the job already required another scope.
+                is_job_path = path.startswith("/jobs/")
+                assert (scope == "read") == (method == "get" or is_job_path), path
 
 
-def test_a_key_is_one_of_those_configured_or_none():
+def test_find_returns_a_configured_key_or_none():
     keys = list_keys(Settings(api_keys=f"{FIRST},{SECOND}", admin_key=ADMIN))
     actual = [keys.find(key.encode()) for key in (FIRST, SECOND, ADMIN, "", FIRST[:-1])]
     names = [f"api-{sha256(key.encode()).hexdigest()[:12]}" for key in (FIRST, SECOND)]
@@ -191,18 +191,18 @@ def test_a_key_is_one_of_those_configured_or_none():
     assert ["admin" in key.scopes for key in actual[:3]] == [False, False, True]
 
 
-def test_a_route_without_a_scope_is_refused_at_the_start():
+def test_route_without_a_scope_is_refused():
     router = APIRouter()
     router.add_api_route("/new", lambda: None)
     with pytest.raises(AssertionError, match="/new: add needs"):
         needed_scope(router.routes[0])
 
 
-def test_settings_and_keys_do_not_show_keys():
+def test_keys_do_not_appear_in_repr_or_dumps():
     settings = Settings(api_keys=f"{FIRST},{SECOND}", admin_key=ADMIN)
-    displayed = f"{settings!r} {settings} {settings.model_dump()} {settings.model_dump_json()} {KeyRing(settings)!r}"
-    displayed += repr(list_keys(settings).find(FIRST.encode()))
-    assert not any(key in displayed for key in (FIRST, SECOND, ADMIN))
+    text = f"{settings!r} {settings} {settings.model_dump()} {settings.model_dump_json()} {KeyRing(settings)!r}"
+    text += repr(list_keys(settings).find(FIRST.encode()))
+    assert not any(key in text for key in (FIRST, SECOND, ADMIN))
 
 
 SECRET = "a-secret-that-is-not-shown"
@@ -222,7 +222,7 @@ SECRET = "a-secret-that-is-not-shown"
     ],
     ids=repr,
 )
-def test_keys_that_cannot_be_are_refused_without_being_shown(monkeypatch, settings, variable):
+def test_invalid_key_settings_are_refused_without_being_shown(monkeypatch, settings, variable):
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(InvalidInput, match=f"^{variable}: ") as raised:
@@ -230,7 +230,7 @@ def test_keys_that_cannot_be_are_refused_without_being_shown(monkeypatch, settin
     assert SECRET not in str(raised.value)
 
 
-def test_the_service_does_not_start_without_the_keys_that_it_is_to_have():
+def test_service_does_not_start_with_invalid_keys():
     completed = run_service(DUBITO_API_KEYS="short")
     assert completed.returncode == 2
     assert len(completed.stderr.splitlines()) == 1

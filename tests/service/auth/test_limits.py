@@ -26,7 +26,7 @@ QUERIES = [("GET", "/labels"), ("GET", "/predict/examples"), ("POST", "/acquire/
 
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory, digits_store):
-    """A client of a service with two models, with a key for one of them."""
+    """A client with a key for one of the service's two models."""
     from model_store.artifacts.store import ModelStore
 
     folder = tmp_path_factory.mktemp("limits")
@@ -51,8 +51,8 @@ def limited(tmp_path_factory, digits_store):
         yield client
 
 
-def requests(model):
-    """A request for each route that takes a model's name."""
+def make_requests(model):
+    """Yield a request for each route that takes a model name."""
     app = create_app(Settings(store="unused", admin_key="the-key-of-the-boss"))
     for route in app.state.routes:
         path = route.path.replace("{name}", model).replace("{version}", "1")
@@ -70,18 +70,18 @@ def requests(model):
     yield "POST", "/invocations", {"json": {"inputs": [ROW], "params": {"model": model}}}
 
 
-def outcome(client, method, path, options):
+def get_outcome(client, method, path, options):
     answer = client.request(method, path, **options)
     return answer.status_code, answer.content
 
 
-def test_other_models_answer_as_absent_ones_on_every_route(limited):
-    hidden, absent = list(requests("hidden")), list(requests("absent"))
+def test_hidden_models_look_absent_on_every_route(limited):
+    hidden, absent = list(make_requests("hidden")), list(make_requests("absent"))
     assert len(hidden) > 25
-    for there, nowhere in zip(hidden, absent, strict=True):
-        status, content = outcome(limited, *there)
-        assert (status, content) == outcome(limited, *nowhere), there
-        assert status == 404 or there[1].startswith("/label-studio"), (there, content)
+    for request, absent_request in zip(hidden, absent, strict=True):
+        status, content = get_outcome(limited, *request)
+        assert (status, content) == get_outcome(limited, *absent_request), request
+        assert status == 404 or request[1].startswith("/label-studio"), (request, content)
         assert b"hidden" not in content
     assert limited.get("/models/hidden", headers=FREE).status_code == 200
 
@@ -103,20 +103,20 @@ def test_lists_hide_other_models(limited, method, path):
     assert limited.get(f"/jobs/{job['id']}").status_code == 404
 
 
-def test_the_only_model_of_a_key_is_its_default(limited):
+def test_only_model_of_a_key_is_its_default(limited):
     for headers, name in ((LIMITED, "digits"), (FREE, "hidden")):
         answer = limited.post("/predict", json={"inputs": [ROW]}, headers=headers)
         assert json.loads(answer.text)["model"] == name
 
 
-def test_other_pools_answer_as_absent_ones(limited):
+def test_hidden_pools_look_absent(limited):
     for path, status in (("mine/rows.npy", 200), ("mine/../theirs/rows.npy", 422)):
         answer = limited.post("/acquire", json={"pool_file": path, "k": 1})
         assert answer.status_code == status
-    theirs, absent = (
+    hidden, absent = (
         limited.post("/acquire", json={"pool_file": f"{folder}/rows.npy", "k": 1})
         for folder in ("theirs", "absent")
     )
-    assert (theirs.status_code, theirs.content) == (422, absent.content)
+    assert (hidden.status_code, hidden.content) == (422, absent.content)
     content = {"pool_file": "theirs/rows.npy", "k": 1}
     assert limited.post("/acquire", json=content, headers=FREE).is_success

@@ -16,7 +16,7 @@ JSON = {"Content-Type": "application/json"}
 FORM = {"Content-Type": "multipart/form-data; boundary=b"}
 
 
-def tree(root):
+def read_tree(root):
     return {
         path.relative_to(root): (
             path.lstat().st_mode,
@@ -27,7 +27,7 @@ def tree(root):
     }
 
 
-def bad_requests(client):
+def send_bad_requests(client):
     fields = [
         *(
             {"model": MARK},
@@ -70,20 +70,18 @@ def bad_requests(client):
     yield client.put("/predict", content=MARK)
 
 
-def test_no_error_repeats_what_came_or_shows_paths_or_addresses(client, digits_store):
-    for answer in bad_requests(client):
+def test_errors_do_not_echo_input_or_show_paths_or_addresses(client, digits_store):
+    for answer in send_bad_requests(client):
         assert 400 <= answer.status_code < 500, answer.text
         assert MARK not in answer.text
         assert str(digits_store) not in answer.text
         assert not re.search(r"0x[0-9a-f]{6}|Traceback|site-packages|\.py\b", answer.text)
 
 
-def test_nothing_that_is_asked_of_the_service_writes_to_the_store(
-    open_client, digits_store, tmp_path
-):
+def test_requests_do_not_write_to_the_store(open_client, digits_store, tmp_path):
     shutil.copytree(digits_store, tmp_path / "models")
     publish_again(ModelStore(tmp_path / "models"), digits_store)
-    before = tree(tmp_path / "models")
+    before = read_tree(tmp_path / "models")
     with open_client(tmp_path / "models") as client:
         assert client.post("/predict", json={"inputs": [ROW], "version": "1"}).status_code == 200
         assert client.post("/acquire", json={"pool": [ROW], "k": 1}).status_code == 200
@@ -91,13 +89,13 @@ def test_nothing_that_is_asked_of_the_service_writes_to_the_store(
             client.get(path)
             for method in ("PUT", "POST", "PATCH", "DELETE"):
                 assert client.request(method, path, content=b"{}").status_code == 405
-        for _ in bad_requests(client):
+        for _ in send_bad_requests(client):
             pass
-    assert tree(tmp_path / "models") == before
+    assert read_tree(tmp_path / "models") == before
 
 
 def get_modules(path):
-    """The full names of all modules that a file imports."""
+    """Yield the full name of each module that a file imports."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -107,6 +105,6 @@ def get_modules(path):
 
 
 @pytest.mark.parametrize("package", ["integrations", "service", "model_store"])
-def test_the_service_has_no_client_with_which_to_fetch_an_address(package):
+def test_packages_do_not_import_network_clients(package):
     for path in (ROOT / package).rglob("*.py"):
         assert path.parent.name == "label_studio" or not CLIENTS & {*get_modules(path)}, path.name

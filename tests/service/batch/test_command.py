@@ -35,7 +35,7 @@ OPTIONS = ["--workers", "1", "--shard-rows", "60", "--num-samples", "10", "--see
 
 
 def write(path, rows, ids=None, **options):
-    """A Parquet file of rows in a column of lists."""
+    """Write rows to a Parquet file as a column of lists."""
     names = {} if ids is None else {"id": ids}
     pq.write_table(
         pa.table({**names, "x": pa.array(list(rows), pa.list_(pa.float32()))}), path, **options
@@ -44,7 +44,7 @@ def write(path, rows, ids=None, **options):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory, digits_rows):
-    """The digits' rows in two files, the first of three row groups."""
+    """Write the digits to two files, the first with three row groups."""
     folder = tmp_path_factory.mktemp("data")
     (folder / "deeper").mkdir()
     write(folder / "a.parquet", digits_rows[:200], IDS[:200], row_group_size=70)
@@ -53,10 +53,10 @@ def data(tmp_path_factory, digits_rows):
     return folder
 
 
-def in_this_process(options, todo, workers):
-    """Do shards one after the other."""
+def run_in_process(options, numbers, workers):
+    """Process shards one after another."""
     worker = shards.Worker(options, 1)
-    for number in todo:
+    for number in numbers:
         yield worker.result(number)
 
 
@@ -70,13 +70,13 @@ def run_command(store, kind, *arguments):
 
 @pytest.fixture
 def run(digits_store, monkeypatch):
-    def run(kind, source, out=None, *options, workers=None, **given):
+    def run(kind, source, out=None, *options, workers=None, **overrides):
         monkeypatch.setattr(
-            command, "run_local", in_this_process if workers is None else shards.run_local
+            command, "run_local", run_in_process if workers is None else shards.run_local
         )
         arguments = ["--quiet", *options]
         defaults = {"out": out, "workers": workers or 1, "shard_rows": 60, "num_samples": DRAWS}
-        for name, value in {**defaults, "seed": SEED, **given}.items():
+        for name, value in {**defaults, "seed": SEED, **overrides}.items():
             arguments += [] if value is None else [f"--{name.replace('_', '-')}", value]
         run_command(digits_store, kind, source, *arguments)
 
@@ -84,31 +84,31 @@ def run(digits_store, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def scored(data, digits_store, tmp_path_factory):
+def output(data, digits_store, tmp_path_factory):
     out = tmp_path_factory.mktemp("scored") / "out"
     run_command(digits_store, "score", data, "--out", out, "--quiet", *OPTIONS)
     return out
 
 
 def get_table(out):
-    """All parts of an output."""
+    """Read all parts of an output."""
     return pa.concat_tables([pq.read_table(path) for path in sorted(out.glob("part-*.parquet"))])
 
 
-def test_a_data_set_is_predicted_as_predict_does(scored, client, digits_rows):
+def test_score_matches_predict(output, client, digits_rows):
     request = {"inputs": digits_rows.tolist(), "seed": SEED, "num_samples": DRAWS}
     expected = client.post("/predict", json=request).json()["predictions"]
-    table = get_table(scored)
+    table = get_table(output)
     assert table["id"].to_pylist() == IDS
     for name in ("label", "entropy", "bald", "p_value", "flag"):
         assert table[name].to_pylist() == [row[name] for row in expected], name
     assert table["probabilities.3"].to_pylist() == [row["probabilities"][3] for row in expected]
     summary = {"rows": 359, "rejected": 0, "parts": 7}
-    assert json.loads((scored / "done.json").read_bytes()) == summary
-    assert pq.read_metadata(scored / "part-00000-of-00007.parquet").metadata[b"dubito.seed"] == b"5"
+    assert json.loads((output / "done.json").read_bytes()) == summary
+    assert pq.read_metadata(output / "part-00000-of-00007.parquet").metadata[b"dubito.seed"] == b"5"
 
 
-def test_options_are_those_of_predict(run, data, tmp_path, client, digits_rows):
+def test_score_options_match_predict(run, data, tmp_path, client, digits_rows):
     options = {"fpr": 0.1, "coverage": 0.8}
     run("score", data / "a.parquet", tmp_path / "out", **options)
     request = {"inputs": digits_rows[:200].tolist(), "seed": SEED, "num_samples": DRAWS, **options}
@@ -132,7 +132,7 @@ def test_options_are_those_of_predict(run, data, tmp_path, client, digits_rows):
         str(value) for value in options.values() if not isinstance(value, dict)
     ),
 )
-def test_a_data_set_is_ranked_as_acquire_does(run, data, capsys, client, digits_rows, options):
+def test_rank_matches_acquire(run, data, capsys, client, digits_rows, options):
     draws = {"seed": SEED, "num_samples": DRAWS}
     request = {"pool": digits_rows.tolist(), "ids": IDS, "k": 20, **draws, **options}
     arguments = {
@@ -142,10 +142,10 @@ def test_a_data_set_is_ranked_as_acquire_does(run, data, capsys, client, digits_
     assert json.loads(capsys.readouterr().out) == client.post("/acquire", json=request).json()
 
 
-def test_copies_in_other_files_and_rows_without_ids_are_ranked_as_acquire_does(
+def test_rank_matches_acquire_for_copies_across_files_without_ids(
     run, tmp_path, client, digits_rows
 ):
-    """Three copies of each of 30 rows, of which 50 are asked for."""
+    """Rank 50 rows among three copies of each of 30 rows."""
     rows = np.concatenate([digits_rows[:30], digits_rows[:30][::-1], digits_rows[:30]])
     (tmp_path / "data").mkdir()
     for i in range(3):
@@ -160,8 +160,8 @@ def test_copies_in_other_files_and_rows_without_ids_are_ranked_as_acquire_does(
 
 
 @pytest.mark.slow
-def test_a_job_goes_on_after_its_driver_was_killed_and_ends_with_the_same_bytes(
-    data, scored, digits_store, tmp_path
+def test_job_resumes_after_its_driver_is_killed_with_identical_output(
+    data, output, digits_store, tmp_path
 ):
     out = tmp_path / "out"
     arguments = ["score", str(data), "--out", str(out), *OPTIONS]
@@ -182,48 +182,48 @@ def test_a_job_goes_on_after_its_driver_was_killed_and_ends_with_the_same_bytes(
     (out / ".draft-of-the-killed").write_bytes(b"half")
     completed = run_service(*arguments, DUBITO_STORE=str(digits_store))
     assert completed.returncode == 0, completed.stderr
-    assert get_content(out) == get_content(scored)
+    assert get_content(out) == get_content(output)
 
 
-def test_what_is_there_is_not_done_again(run, data, scored, tmp_path):
+def test_existing_parts_are_not_recomputed(run, data, output, tmp_path):
     out = tmp_path / "out"
-    shutil.copytree(scored, out)
+    shutil.copytree(output, out)
     part = out / "part-00003-of-00007.parquet"
     part.unlink()
-    retained = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    mtimes = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
     run("score", data, out, seed=None)
-    assert {path: path.stat().st_mtime_ns for path in retained} == retained
-    assert get_content(out) == get_content(scored)
+    assert {path: path.stat().st_mtime_ns for path in mtimes} == mtimes
+    assert get_content(out) == get_content(output)
 
 
-def workers():
-    """Processes that this one has started to do shards."""
+def worker_pids():
+    """Return the ids of this process's shard workers."""
     return processes("spawn_main", os.getpid())
 
 
-def test_a_worker_that_is_killed_is_replaced(run, data, scored, tmp_path):
-    killed = []
+def test_killed_worker_is_replaced(run, data, output, tmp_path):
+    killed_pids = []
 
     def kill():
-        wait_until(workers)
-        for number in workers():
-            os.kill(number, signal.SIGKILL)
-            killed.append(number)
+        wait_until(worker_pids)
+        for pid in worker_pids():
+            os.kill(pid, signal.SIGKILL)
+            killed_pids.append(pid)
 
     killer = threading.Thread(target=kill)
     killer.start()
     run("score", data, tmp_path / "out", workers=2)
     killer.join()
-    assert killed
-    assert get_content(tmp_path / "out") == get_content(scored)
+    assert killed_pids
+    assert get_content(tmp_path / "out") == get_content(output)
 
 
-def test_a_shard_whose_workers_die_is_given_up():
+def test_shard_is_abandoned_after_repeated_worker_deaths():
     with pytest.raises(Stopped, match=r"^out: part 3 was tried 5 times: a worker process died$"):
         next(shards.run_rounds(lambda _: [], [4, 3]))
 
 
-def odd_rows(folder, digits_rows):
+def write_odd_rows(folder, digits_rows):
     rows = [row.tolist() for row in digits_rows[:100]]
     rows[3], rows[50] = None, rows[50][:63]
     rows[70][5] = float("nan")
@@ -233,10 +233,10 @@ def odd_rows(folder, digits_rows):
     return np.delete(np.arange(100), [3, 50, 70, 99])
 
 
-def test_rows_that_cannot_be_read_are_counted_and_written_with_the_reason(
+def test_unreadable_rows_are_counted_and_written_with_a_reason(
     run, tmp_path, digits_rows, client, capsys
 ):
-    good = odd_rows(tmp_path / "data", digits_rows)
+    good = write_odd_rows(tmp_path / "data", digits_rows)
     run("score", tmp_path / "data", tmp_path / "out", max_rejects=0.04)
     assert get_table(tmp_path / "out")["id"].to_pylist() == [IDS[i] for i in good]
     assert json.loads((tmp_path / "out" / "done.json").read_bytes())["rejected"] == 4
@@ -265,10 +265,10 @@ def test_rows_that_cannot_be_read_are_counted_and_written_with_the_reason(
     ]
 
 
-def test_too_many_rows_that_cannot_be_read_end_the_job_and_more_may_be_allowed_later(
+def test_too_many_unreadable_rows_stop_the_job_until_the_limit_is_raised(
     run, tmp_path, digits_rows
 ):
-    odd_rows(tmp_path / "data", digits_rows)
+    write_odd_rows(tmp_path / "data", digits_rows)
     for _ in range(2):
         message = r"^source: expected at most 0\.01 of 100 rows .* got \d so far \(source: odd"
         with pytest.raises(Stopped, match=message):
@@ -278,27 +278,25 @@ def test_too_many_rows_that_cannot_be_read_end_the_job_and_more_may_be_allowed_l
     assert len(get_table(tmp_path / "out")) == 96
 
 
-def test_rows_whose_result_is_not_finite_are_rejected(
-    run, tmp_path, digits_rows, monkeypatch, capsys
-):
-    """A model of which every row beginning with 16 overflows."""
+def test_rows_with_non_finite_results_are_rejected(run, tmp_path, digits_rows, monkeypatch, capsys):
+    """Simulate a model that overflows for rows whose first value is 16."""
     rows = digits_rows[:20].copy()
     rows[7, 0] = 16
 
     run_set, overflows = Runtime.run_set, []
 
-    def run_and_note(runtime, x, draws):
+    def record_overflows(runtime, x, draws):
         overflows.append(x[:, 0] == 16)
         return run_set(runtime, x, draws)
 
     def prediction(model, *arguments):
         result = predict(model, *arguments)
-        if overflows:  # not while the model is loaded
+        if overflows:  # empty while the model is loaded
             result.scores.by_name()[result.scores.overall][overflows.pop()] = np.nan
         return result
 
     predict = Model.prediction
-    monkeypatch.setattr(Runtime, "run_set", run_and_note)
+    monkeypatch.setattr(Runtime, "run_set", record_overflows)
     monkeypatch.setattr(Model, "prediction", prediction)
     monkeypatch.setattr(
         PoolScorer,
@@ -317,31 +315,31 @@ def test_rows_whose_result_is_not_finite_are_rejected(
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("overrides", "difference"),
     [
         ({"seed": 6}, "seed 5 instead of 6"),
         ({"fpr": 0.2}, "fpr 0.05 instead of 0.2"),
         ({"shard_rows": 50}, "shard_rows 60 instead of 50"),
     ],
 )
-def test_an_output_of_another_job_is_refused(run, data, scored, given, said):
-    before = get_content(scored)
+def test_output_of_another_job_is_rejected(run, data, output, overrides, difference):
+    before = get_content(output)
     with pytest.raises(
         InvalidInput,
-        match=f"^out: expected an empty folder or bucket.* got the output of another job: {said}$",
+        match=f"^out: expected an empty folder or bucket.* got the output of another job: {difference}$",
     ):
-        run("score", data, scored, **given)
-    assert get_content(scored) == before
+        run("score", data, output, **overrides)
+    assert get_content(output) == before
 
 
-def test_an_output_of_other_data_is_refused(run, data, scored, tmp_path):
+def test_output_of_changed_data_is_rejected(run, data, output, tmp_path):
     shutil.copytree(data, tmp_path / "data")
     os.utime(tmp_path / "data" / "a.parquet")
     with pytest.raises(InvalidInput, match=r"^out: .*: a\.parquet has changed$"):
-        run("score", tmp_path / "data", scored)
+        run("score", tmp_path / "data", output)
 
 
-def test_a_damaged_output_is_named(run, data, tmp_path):
+def test_damaged_output_is_named(run, data, tmp_path):
     out = tmp_path / "out"
     run("rank", data, out, "-k", 5)
     part = sorted(out.glob("part-*.parquet"))[0]
@@ -356,10 +354,10 @@ def test_a_damaged_output_is_named(run, data, tmp_path):
 
 
 def test_bad_input_is_named(run, data, tmp_path, digits_rows):
-    def refused(said, kind="score", source=data, out=tmp_path / "out", **given):
-        with pytest.raises(InvalidInput, match=said):
-            run(kind, source, out, **given)
-        assert (tmp_path / "out" / "job.json").exists() == ("ray" in given)
+    def check(message, kind="score", source=data, out=tmp_path / "out", **overrides):
+        with pytest.raises(InvalidInput, match=message):
+            run(kind, source, out, **overrides)
+        assert (tmp_path / "out" / "job.json").exists() == ("ray" in overrides)
 
     (tmp_path / "empty").mkdir()
     (tmp_path / "full").mkdir()
@@ -370,32 +368,28 @@ def test_bad_input_is_named(run, data, tmp_path, digits_rows):
     write(tmp_path / "others" / "b.parquet", digits_rows[:3])
     write(tmp_path / "narrow.parquet", digits_rows[:3, :1].repeat(2, axis=1))
     pq.write_table(pa.table({"x": ["a", "b"]}), tmp_path / "words.parquet")
-    refused(
+    check(
         r"^source: expected a \.parquet file, or a folder of such files, got .*absent",
         source=tmp_path / "absent",
     )
-    refused("^source: expected a data set of .parquet files, got none", source=tmp_path / "empty")
-    refused(
-        "^source: text.parquet: expected a whole parquet file", source=tmp_path / "text.parquet"
-    )
-    refused(
+    check("^source: expected a data set of .parquet files, got none", source=tmp_path / "empty")
+    check("^source: text.parquet: expected a whole parquet file", source=tmp_path / "text.parquet")
+    check(
         "^source: words.parquet: expected one column of lists of 64 numbers",
         source=tmp_path / "words.parquet",
     )
-    refused(
-        "^source: b.parquet: expected the columns that a.parquet has", source=tmp_path / "others"
-    )
-    refused("^out: expected an empty folder or bucket.* without job.json", out=tmp_path / "full")
-    refused("^out: expected a location outside the data set", out=data / "out")
-    refused("^priors: expected a JSON object", priors="{")
-    refused("^num_samples: expected at most 1000", kind="rank", num_samples=5000)
-    refused("^acquisition: expected one of", kind="rank", acquisition="variance")
-    refused("^acquisition: expected a score of single rows", kind="rank", acquisition="batchbald")
-    refused("^max-rejects: expected a share", max_rejects=2)
-    refused("^ray: expected the extra `scale` to be installed, got no Ray", ray="local")
+    check("^source: b.parquet: expected the columns that a.parquet has", source=tmp_path / "others")
+    check("^out: expected an empty folder or bucket.* without job.json", out=tmp_path / "full")
+    check("^out: expected a location outside the data set", out=data / "out")
+    check("^priors: expected a JSON object", priors="{")
+    check("^num_samples: expected at most 1000", kind="rank", num_samples=5000)
+    check("^acquisition: expected one of", kind="rank", acquisition="variance")
+    check("^acquisition: expected a score of single rows", kind="rank", acquisition="batchbald")
+    check("^max-rejects: expected a share", max_rejects=2)
+    check("^ray: expected the extra `scale` to be installed, got no Ray", ray="local")
 
 
-def test_ids_that_are_the_same_cannot_be_ranked(run, tmp_path, digits_rows):
+def test_rank_rejects_duplicate_ids(run, tmp_path, digits_rows):
     write(tmp_path / "same.parquet", digits_rows[:3], ["a", "b", "a"])
     with pytest.raises(
         Stopped,
@@ -404,17 +398,19 @@ def test_ids_that_are_the_same_cannot_be_ranked(run, tmp_path, digits_rows):
         run("rank", tmp_path / "same.parquet")
 
 
-def test_the_command_ends_with_one_line(digits_store, data, tmp_path):
-    request = "score", str(tmp_path / "absent"), "--out", str(tmp_path / "out")
-    completed = run_service(*request, DUBITO_STORE=str(digits_store))
+def test_command_reports_an_error_in_one_line(digits_store, data, tmp_path):
+    arguments = "score", str(tmp_path / "absent"), "--out", str(tmp_path / "out")
+    completed = run_service(*arguments, DUBITO_STORE=str(digits_store))
     assert completed.returncode == 2
     assert completed.stderr.startswith("error: source: expected")
     assert completed.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("model", ["people", "texts", "pictures", "groups", "rents"])
-def test_every_kind_of_input_is_read(kinds_service, kinds, tmp_path, model):
-    client, (columns, inputs) = kinds_service, of_kind(model)
+def test_score_and_jobs_match_predict_for_every_kind_of_input(
+    kinds_service, kinds, tmp_path, model
+):
+    client, (columns, inputs) = kinds_service, get_example(model)
     pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
     options = ["--out", tmp_path / "out", "--model", model, "--seed", "3", "--quiet"]
     rows = tmp_path / "rows.parquet"
@@ -441,12 +437,12 @@ def test_every_kind_of_input_is_read(kinds_service, kinds, tmp_path, model):
 
 @pytest.fixture(scope="module")
 def kinds_service(kinds):
-    """A client of a service of all kinds."""
+    """Return a client of a service with a model of every input kind."""
     with open_client(kinds) as client:
         yield client
 
 
-def of_kind(model):
+def get_example(model):
     if model == "texts":
         texts = ["a lovely film", "the meal was cold", "and it"]
         return {"text": texts, "other": [1, 2, 3]}, texts

@@ -15,7 +15,7 @@ ROWS = np.random.default_rng(0).normal(size=(1000, 8)).astype(np.float32)
 
 
 @pytest.fixture(params=["folder", "bucket"])
-def place(request, tmp_path, monkeypatch):
+def location(request, tmp_path, monkeypatch):
     if request.param == "folder":
 
         def put(name, content):
@@ -32,7 +32,7 @@ def place(request, tmp_path, monkeypatch):
     return BucketFiles("s3://bucket/data", "out"), memory.put
 
 
-def parquet(**options):
+def parquet_bytes(**options):
     sink = pa.BufferOutputStream()
     pq.write_table(
         pa.table({"id": [f"r{i}" for i in range(1000)], "x": list(ROWS)}), sink, **options
@@ -40,8 +40,8 @@ def parquet(**options):
     return sink.getvalue().to_pybytes()
 
 
-def test_parquet_files_are_listed_by_name_and_hidden_ones_left_out(place):
-    where, put = place
+def test_parquet_files_are_listed_by_name_without_hidden_files(location):
+    files, put = location
     for name in (
         "b.parquet",
         "a.parquet",
@@ -52,21 +52,21 @@ def test_parquet_files_are_listed_by_name_and_hidden_ones_left_out(place):
         "f.csv",
     ):
         put(name, name.encode())
-    assert [file.name for file in where.data()] == ["a.parquet", "a/c.parquet", "b.parquet"]
-    assert [file.size for file in where.data()] == [9, 11, 9]
+    assert [file.name for file in files.data()] == ["a.parquet", "a/c.parquet", "b.parquet"]
+    assert [file.size for file in files.data()] == [9, 11, 9]
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"row_group_size": 130}, {"row_group_size": 130, "compression": "zstd"}]
 )
-def test_any_run_of_rows_is_read(place, options):
-    where, put = place
-    put("rows.parquet", parquet(**options))
-    (items,) = where.data()
-    pool = ParquetFile(where.open(items), SPEC, "source")
+def test_any_range_of_rows_can_be_read(location, options):
+    files, put = location
+    put("rows.parquet", parquet_bytes(**options))
+    (data_file,) = files.data()
+    pool = ParquetFile(files.open(data_file), SPEC, "source")
     for first, rows in ((0, 1000), (390, 130), (129, 2), (999, 1), (0, 1), (500, 333)):
         batches = list(pool.batches(first, rows))
-        assert [place for place, _ in batches] == [
+        assert [position for position, _ in batches] == [
             first + n for n in np.cumsum([0, *(len(b) for _, b in batches)])[:-1]
         ]
         assert np.array_equal(
@@ -77,42 +77,42 @@ def test_any_run_of_rows_is_read(place, options):
         assert names == [f"r{i}" for i in range(first, first + rows)]
 
 
-def test_a_file_that_has_changed_is_not_read(place):
-    where, put = place
-    put("rows.parquet", parquet())
-    (items,) = where.data()
-    file = where.open(items)
-    put("rows.parquet", parquet(row_group_size=10))
+def test_changed_file_is_not_read(location):
+    files, put = location
+    put("rows.parquet", parquet_bytes())
+    (data_file,) = files.data()
+    before = files.open(data_file)
+    put("rows.parquet", parquet_bytes(row_group_size=10))
     with pytest.raises(
         InvalidInput, match=r"^source: expected rows\.parquet unchanged since the job began"
     ):
-        ParquetFile(where.open(items), SPEC, "source")
-    if isinstance(where, BucketFiles):
+        ParquetFile(files.open(data_file), SPEC, "source")
+    if isinstance(files, BucketFiles):
         with pytest.raises(InvalidInput, match=r"^source: expected rows\.parquet unchanged"):
-            ParquetFile(file, SPEC, "source")
+            ParquetFile(before, SPEC, "source")
 
 
-def test_what_was_created_stays(place):
-    where, _ = place
-    where.check_output()
-    assert where.read("deep/part") is None
-    assert where.create("deep/part", b"first")
-    assert not where.create("deep/part", b"second")
-    assert where.read("deep/part") == b"first"
-    assert where.names() == {"deep/part"}
+def test_created_files_are_never_overwritten(location):
+    files, _ = location
+    files.check_output()
+    assert files.read("deep/part") is None
+    assert files.create("deep/part", b"first")
+    assert not files.create("deep/part", b"second")
+    assert files.read("deep/part") == b"first"
+    assert files.names() == {"deep/part"}
 
 
-def test_drafts_of_killed_writers_are_no_files_and_are_cleared_away(tmp_path):
-    where = LocalFiles(tmp_path, "out")
-    where.create("part", b"first")
+def test_leftover_drafts_are_hidden_and_cleared(tmp_path):
+    files = LocalFiles(tmp_path, "out")
+    files.create("part", b"first")
     (tmp_path / ".draft-1").write_bytes(b"half")
-    assert where.names() == {"part"}
-    where.clear()
+    assert files.names() == {"part"}
+    files.clear()
     assert list(tmp_path.iterdir()) == [tmp_path / "part"]
 
 
-def test_a_bucket_that_ignores_conditions_is_refused(monkeypatch):
-    class Careless:
+def test_bucket_without_conditional_writes_is_rejected(monkeypatch):
+    class UnconditionalStore:
         def __init__(self):
             self.memory = MemoryStore()
 
@@ -123,7 +123,7 @@ def test_a_bucket_that_ignores_conditions_is_refused(monkeypatch):
             return getattr(self.memory, name)
 
     monkeypatch.setattr(
-        Objects, "from_url", classmethod(lambda cls, url, field: Objects(url, Careless()))
+        Objects, "from_url", classmethod(lambda cls, url, field: Objects(url, UnconditionalStore()))
     )
     with pytest.raises(
         InvalidInput, match=r"^out: expected a bucket with conditional writes, got one that"
@@ -131,7 +131,7 @@ def test_a_bucket_that_ignores_conditions_is_refused(monkeypatch):
         BucketFiles("s3://bucket/out", "out").check_output()
 
 
-def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
+def test_unwritable_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidInput, match=r"^out: expected a writable folder"):
         LocalFiles(tmp_path / "file" / "out", "out").check_output()

@@ -7,7 +7,7 @@ import pytest
 
 from service.batch.job_process import JobRows
 from service.batch.output import ResultRecords
-from tests.support.disk import LOSSES, stopping
+from tests.support.disk import LOSSES, crashing_disk
 
 ROWS = {
     "score": np.linspace(0, 1, 7),
@@ -16,37 +16,35 @@ ROWS = {
 }
 
 
-def some(rows):
+def select(rows):
     return {name: column[rows] for name, column in ROWS.items()}
 
 
-def equal(results, rows):
+def has_rows(results, rows):
     columns = results.columns()
     assert list(columns) == list(ROWS)
     return all(np.array_equal(columns[name], column[:rows]) for name, column in ROWS.items())
 
 
-def test_what_takes_another_s_place_is_on_the_disk_with_its_name_before_it_counts(
-    tmp_path, monkeypatch
-):
+def test_files_and_folders_are_synced_around_each_rename(tmp_path, monkeypatch):
     steps = []
 
-    def noted(name, act, place):
-        def instead(*arguments, **options):
-            completed = act(*arguments, **options)
-            steps.append((name, Path(place(*arguments)).name))
-            return completed
+    def record(name, function, get_path):
+        def wrapper(*arguments, **options):
+            result = function(*arguments, **options)
+            steps.append((name, Path(get_path(*arguments)).name))
+            return result
 
-        return instead
+        return wrapper
 
     monkeypatch.setattr(
-        os, "fsync", noted("sync", os.fsync, lambda f: Path(f"/proc/self/fd/{f}").readlink())
+        os, "fsync", record("sync", os.fsync, lambda f: Path(f"/proc/self/fd/{f}").readlink())
     )
     for name in ("rename", "replace"):
-        move = noted("move", getattr(Path, name), lambda _, to: to)
+        move = record("move", getattr(Path, name), lambda _, to: to)
         monkeypatch.setattr(Path, name, move)
     results = ResultRecords(tmp_path / "rows")
-    results.append(some(slice(0, 3)))
+    results.append(select(slice(0, 3)))
     results.sync()
     assert steps[-3:] == [
         ("sync", ".draft-layout.json"),
@@ -66,42 +64,42 @@ def test_what_takes_another_s_place_is_on_the_disk_with_its_name_before_it_count
     results.close()
 
 
-def test_rows_that_were_synced_are_taken_up_and_later_ones_come_again(tmp_path):
+def test_reopened_results_continue_after_the_last_synced_row(tmp_path):
     results = ResultRecords(tmp_path / "rows")
-    results.append(some(slice(0, 3)))
+    results.append(select(slice(0, 3)))
     results.note["seen"] = 1
     results.sync()
-    results.append(some(slice(3, 5)))  # not synced
+    results.append(select(slice(3, 5)))  # not synced
     results.close()
-    again = ResultRecords(tmp_path / "rows")
-    assert (again.rows, again.note) == (3, {"seen": 1})
-    assert equal(again, 3)
-    again.append(some(slice(3, 7)))
-    again.sync()
-    assert equal(again, 7)
-    again.close()
+    reopened = ResultRecords(tmp_path / "rows")
+    assert (reopened.rows, reopened.note) == (3, {"seen": 1})
+    assert has_rows(reopened, 3)
+    reopened.append(select(slice(3, 7)))
+    reopened.sync()
+    assert has_rows(reopened, 7)
+    reopened.close()
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_rows_that_were_synced_are_there_after_a_loss_of_power(tmp_path, loss):
-    with stopping(tmp_path, None, loss):
+def test_synced_rows_survive_power_loss(tmp_path, loss):
+    with crashing_disk(tmp_path, None, loss):
         results = ResultRecords(tmp_path / "rows")
-        results.append(some(slice(0, 4)))
+        results.append(select(slice(0, 4)))
         results.sync()
     results.close()
-    actual = ResultRecords(tmp_path / "rows")
-    assert actual.rows == 4
-    assert equal(actual, 4)
-    actual.close()
+    reopened = ResultRecords(tmp_path / "rows")
+    assert reopened.rows == 4
+    assert has_rows(reopened, 4)
+    reopened.close()
 
 
-def test_what_was_never_synced_is_begun_anew(tmp_path):
+def test_results_that_were_never_synced_start_empty(tmp_path):
     results = ResultRecords(tmp_path / "rows")
-    results.append(some(slice(0, 3)))
+    results.append(select(slice(0, 3)))
     results.close()
-    again = ResultRecords(tmp_path / "rows")
-    assert again.rows == 0
-    again.append(some(slice(0, 7)))
-    again.sync()
-    assert equal(again, 7)
-    again.close()
+    reopened = ResultRecords(tmp_path / "rows")
+    assert reopened.rows == 0
+    reopened.append(select(slice(0, 7)))
+    reopened.sync()
+    assert has_rows(reopened, 7)
+    reopened.close()

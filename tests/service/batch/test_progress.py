@@ -15,7 +15,7 @@ from service.batch.job_process import JobPool
 from service.batch.shards import ShardResult
 
 
-def test_a_line_says_how_far_a_job_is_and_what_is_left():
+def test_progress_line_shows_rows_rate_and_remaining_time():
     request = DataSetRequest(
         kind="score",
         model="digits",
@@ -40,7 +40,7 @@ def test_a_line_says_how_far_a_job_is_and_what_is_left():
     assert message, progress.line()
 
 
-def test_a_job_that_chooses_can_be_cancelled():
+def test_batch_selection_can_be_cancelled():
     def advance(row_draws):
         assert row_draws == 0
         raise Cancelled

@@ -11,9 +11,7 @@ from service.telemetry.metrics import Metrics
 from tests.support.serving import wait_until
 
 
-def test_a_job_that_no_process_can_be_started_for_fails_and_leaves_its_slot_free(
-    tmp_path, monkeypatch, caplog
-):
+def test_job_fails_and_frees_its_slot_if_no_process_can_start(tmp_path, monkeypatch, caplog):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     shutil.rmtree(tmp_path / "gone")
@@ -54,21 +52,21 @@ def test_jobs_of_a_removed_key_are_cancelled(tmp_path, caplog):
     assert caplog.messages == [f"job {ids['gone']} is cancelled: the key gone was removed"]
 
 
-def test_results_outlive_a_jump_of_the_clock(tmp_path, monkeypatch):
-    settings, now = Settings(state=tmp_path, jobs_at_once=0), time.time()
+def test_results_survive_a_clock_jump(tmp_path, monkeypatch):
+    settings, start = Settings(state=tmp_path, jobs_at_once=0), time.time()
     with closing(Database(tmp_path)) as database:
         jobs = Mock(wraps=Jobs(database))
         for jump_s, deletions in ((0, 1), (8 * 86_400, 0)):
             runner = JobRunner(settings, lambda: database, Metrics())
             runner._check_clock()
-            monkeypatch.setattr(time, "time", lambda jump_s=jump_s: now + jump_s)
+            monkeypatch.setattr(time, "time", lambda jump_s=jump_s: start + jump_s)
             runner._check_clock()
             jobs.delete_old.reset_mock()
             runner._look(jobs)
             assert jobs.delete_old.call_count == deletions
 
 
-def test_a_state_folder_that_cannot_be_made_is_not_usable(tmp_path):
+def test_state_folder_that_cannot_be_created_is_reported_unusable(tmp_path):
     (tmp_path / "file").write_text("")
     metrics = Mock()
     runner = JobRunner(Settings(state=tmp_path / "file" / "state"), Mock(), metrics)

@@ -25,21 +25,21 @@ def models(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batching, "BATCH_ROW_DRAWS", PART_ROW_DRAWS)
         for paired in (True, False):
-            MODELS[paired] = tiny.loaded(tmp_path_factory.mktemp("tiny"), paired)
+            MODELS[paired] = tiny.load_model(tmp_path_factory.mktemp("tiny"), paired)
         yield
 
 
 MODELS = {}
 
 
-class HeldReservoir(Reservoir):
+class BlockedReservoir(Reservoir):
     def __init__(self, model):
         super().__init__(model, 0, threading.Event())
-        self.waits, self.go_on = threading.Event(), threading.Event()
+        self.entered, self.release = threading.Event(), threading.Event()
 
     def take(self, num_draws):
-        self.waits.set()
-        self.go_on.wait()
+        self.entered.set()
+        self.release.wait()
         return super().take(num_draws)
 
 
@@ -50,78 +50,77 @@ class Requests:
         self.admission = Admission(threading.Event())
         self.admission.active_requests = 1000
         self.engine = Engine(self.admission, Metrics())
-        self.served = self._served(Reservoir(self.model, 0, threading.Event()))
-        self.asked, self.held = [], None
+        self.loaded = self._load(Reservoir(self.model, 0, threading.Event()))
+        self.pending, self.blocked = [], None
 
-    def _served(self, reservoir):
+    def _load(self, reservoir):
         return ServedModel(
             self.model,
             reservoir,
             new_drift(self.model.calibration.rank_tables[tiny.DRAWS].statistic),
         )
 
-    def ask(self, first, count, seed=None, num_samples=tiny.DRAWS, acquisition=None):
+    def submit(self, first, count, seed=None, num_samples=tiny.DRAWS, acquisition=None):
         x = ROWS[first : first + count]
         kind = EngineWork if acquisition is None else PoolWork
-        job = kind(self.served, x, num_samples, seed, acquisition=acquisition)
-        self.asked.append((job, self._begin(job)))
+        work = kind(self.loaded, x, num_samples, seed, acquisition=acquisition)
+        self.pending.append((work, self._begin(work)))
 
-    def hold(self):
-        reservoir = HeldReservoir(self.model)
-        self.held = reservoir, self._begin(EngineWork(self._served(reservoir), ROWS[:1], 1, None))
-        while not reservoir.waits.wait(0.001):
+    def block(self):
+        reservoir = BlockedReservoir(self.model)
+        self.blocked = reservoir, self._begin(EngineWork(self._load(reservoir), ROWS[:1], 1, None))
+        while not reservoir.entered.wait(0.001):
             self.loop.run_until_complete(asyncio.sleep(0))
 
-    def let_go(self):
-        if self.held is not None:
-            reservoir, task = self.held
-            reservoir.go_on.set()
+    def release(self):
+        if self.blocked is not None:
+            reservoir, task = self.blocked
+            reservoir.release.set()
             self.loop.run_until_complete(task)
-            self.held = None
+            self.blocked = None
 
-    def hang_up(self, i):
-        """Give up waiting for a request."""
-        self.asked.pop(i)[1].cancel()
+    def cancel(self, i):
+        self.pending.pop(i)[1].cancel()
         self.loop.run_until_complete(asyncio.sleep(0))
 
-    def answers(self):
-        self.let_go()
-        for job, task in self.asked:
-            answer = self.loop.run_until_complete(asyncio.wait_for(task, 60))
-            assert job.seed in (None, job.draw_seed)
-            if job.acquisition is not None:
-                outputs, _ = self.model.runtime.run_set(job.x, self._draws(job, answer))
+    def check_results(self):
+        self.release()
+        for work, task in self.pending:
+            result = self.loop.run_until_complete(asyncio.wait_for(task, 60))
+            assert work.seed in (None, work.draw_seed)
+            if work.acquisition is not None:
+                outputs, _ = self.model.runtime.run_set(work.x, self._draws(work, result))
                 scores = self.model.predictive.scores(self.model.predictive.sums(outputs))
-                assert answer.scores.tobytes() == getattr(scores, job.acquisition).tobytes()
+                assert result.scores.tobytes() == getattr(scores, work.acquisition).tobytes()
                 continue
-            received, alone = answer.predicted.prediction, self._alone(job, answer)
-            assert received.scores.num_draws.tolist() == alone.scores.num_draws.tolist()
-            assert received.scores.probabilities.tobytes() == alone.scores.probabilities.tobytes()
-            assert received.scores.bald.tobytes() == alone.scores.bald.tobytes()
-            assert received.p_values.p_value.tobytes() == alone.p_values.p_value.tobytes()
-        fresh = [job.draw_seed for job, task in self.asked if job.seed is None]
-        self.asked.clear()
+            actual, expected = result.predicted.prediction, self._run_separately(work, result)
+            assert actual.scores.num_draws.tolist() == expected.scores.num_draws.tolist()
+            assert actual.scores.probabilities.tobytes() == expected.scores.probabilities.tobytes()
+            assert actual.scores.bald.tobytes() == expected.scores.bald.tobytes()
+            assert actual.p_values.p_value.tobytes() == expected.p_values.p_value.tobytes()
+        fresh = [work.draw_seed for work, task in self.pending if work.seed is None]
+        self.pending.clear()
         return fresh
 
-    def _draws(self, job, answer):
-        return self.model.runtime.draw_set(job.draw_seed, job.num_samples)
+    def _draws(self, work, result):
+        return self.model.runtime.draw_set(work.draw_seed, work.num_samples)
 
-    def _alone(self, job, answer):
-        return self.model.prediction(*self.model.runtime.run_set(job.x, self._draws(job, answer)))
+    def _run_separately(self, work, result):
+        return self.model.prediction(*self.model.runtime.run_set(work.x, self._draws(work, result)))
 
-    async def _compute(self, job):
-        await self.engine.compute(job)
-        return job
+    async def _compute(self, work):
+        await self.engine.compute(work)
+        return work
 
-    def _begin(self, job):
-        task = self.loop.create_task(self._compute(job))
+    def _begin(self, work):
+        task = self.loop.create_task(self._compute(work))
         for _ in range(2):
             self.loop.run_until_complete(asyncio.sleep(0))
         return task
 
     def close(self):
-        if self.held is not None:
-            self.held[0].go_on.set()
+        if self.blocked is not None:
+            self.blocked[0].release.set()
         for task in asyncio.all_tasks(self.loop):
             task.cancel()
         self.loop.run_until_complete(asyncio.sleep(0))
@@ -136,20 +135,20 @@ def requests(request):
     requests.close()
 
 
-def test_seeded_and_fresh_requests_that_wait_together_are_answered_as_alone(requests):
-    requests.hold()
+def test_queued_seeded_and_unseeded_requests_match_separate_runs(requests):
+    requests.block()
     for i, seed in enumerate([5, None, 6, 5, None]):
-        requests.ask(i, 2, seed)
-    requests.answers()
+        requests.submit(i, 2, seed)
+    requests.check_results()
 
 
-def test_the_rest_of_a_large_request_is_not_computed_under_the_draws_of_others(requests):
-    large = 2 * part_rows(requests.served.model, tiny.DRAWS) + 1
+def test_rest_of_a_large_request_does_not_share_draws_with_others(requests):
+    large = 2 * part_rows(requests.loaded.model, tiny.DRAWS) + 1
     for sizes in ([large, 2, 3], [2, large, 3], [large, large, 1]):
-        requests.hold()
+        requests.block()
         for i, size in enumerate(sizes):
-            requests.ask(i, size)
-        fresh = requests.answers()
+            requests.submit(i, size)
+        fresh = requests.check_results()
         assert len(set(fresh)) > 1
 
 
@@ -167,46 +166,46 @@ class AnyInterleaving(RuleBasedStateMachine):
         num_samples=st.sampled_from([7, tiny.DRAWS, 30]),
     )
     def predict(self, first, count, seed, num_samples):
-        self.requests.ask(first, count, seed, num_samples)
+        self.requests.submit(first, count, seed, num_samples)
 
     @rule(first=st.integers(0, 30), count=st.integers(1, 25), seed=st.none() | st.integers(0, 2))
     def acquire(self, first, count, seed):
-        self.requests.ask(first, count, seed, acquisition="bald")
+        self.requests.submit(first, count, seed, acquisition="bald")
 
-    @precondition(lambda self: self.requests.held is None)
+    @precondition(lambda self: self.requests.blocked is None)
     @rule()
-    def hold(self):
-        self.requests.hold()
+    def block(self):
+        self.requests.block()
 
     @rule()
-    def let_go(self):
-        self.requests.let_go()
+    def release(self):
+        self.requests.release()
 
-    @precondition(lambda self: self.requests.asked)
+    @precondition(lambda self: self.requests.pending)
     @rule(data=st.data())
-    def hang_up(self, data):
-        self.requests.hang_up(data.draw(st.integers(0, len(self.requests.asked) - 1)))
+    def cancel(self, data):
+        self.requests.cancel(data.draw(st.integers(0, len(self.requests.pending) - 1)))
 
     @rule()
-    def answers(self):
-        self.requests.answers()
+    def check_results(self):
+        self.requests.check_results()
 
     def teardown(self):
         try:
-            self.requests.answers()
+            self.requests.check_results()
         finally:
             self.requests.close()
 
 
-class AnyInterleavingOfPaired(AnyInterleaving):
+class PairedInterleaving(AnyInterleaving):
     paired = True
 
 
-class AnyInterleavingOfUnpaired(AnyInterleaving):
+class UnpairedInterleaving(AnyInterleaving):
     paired = False
 
 
 BUDGET = settings(max_examples=15, stateful_step_count=12)
-TestPaired = AnyInterleavingOfPaired.TestCase
-TestUnpaired = AnyInterleavingOfUnpaired.TestCase
+TestPaired = PairedInterleaving.TestCase
+TestUnpaired = UnpairedInterleaving.TestCase
 TestPaired.settings = TestUnpaired.settings = BUDGET

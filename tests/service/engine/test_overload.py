@@ -16,7 +16,7 @@ NPY = {"Content-Type": "application/x-npy"}
 
 @pytest.fixture(scope="session")
 def large_pool():
-    """An npy body that takes a service some seconds to rank."""
+    """Return an npy body that takes the service seconds to rank."""
     file = io.BytesIO()
     np.save(
         file,
@@ -27,7 +27,7 @@ def large_pool():
 
 
 def rank(url, pool):
-    """The answer to a request that takes long."""
+    """Send a request that takes seconds."""
     return httpx.post(f"{url}/acquire?k=3", content=pool, headers=NPY, timeout=120)
 
 
@@ -35,35 +35,33 @@ def row_draws(url):
     return metric(httpx.get(f"{url}/metrics", timeout=60).text, "dubito_queued_row_draws")
 
 
-def post_and_hang_up(url, sent):
+def post_and_hang_up(url, content):
     with socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), timeout=30) as raw:
-        raw.sendall(sent)
+        raw.sendall(content)
         raw.setsockopt(
             socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-        )  # reset, as a crash does
+        )  # reset, like a crash
 
 
-def test_while_there_is_too_much_to_do_further_work_is_refused_and_health_is_answered(
-    serve, digits_store, large_pool
-):
+def test_overload_refuses_predictions_but_answers_health_checks(serve, digits_store, large_pool):
     with (
         serve(digits_store, limits={"MAX_QUEUED_ROW_DRAWS": 1}) as (url, _),
         ThreadPoolExecutor() as pool,
     ):
-        long = pool.submit(rank, url, large_pool)
+        slow = pool.submit(rank, url, large_pool)
         wait_until(lambda: row_draws(url) > 0)
         refused = httpx.post(f"{url}/predict", json={"inputs": [ROW]}, timeout=60)
         assert httpx.get(f"{url}/health/ready", timeout=60).status_code == 200
-        assert not long.done()
+        assert not slow.done()
         assert refused.status_code == 429
         assert refused.headers["content-type"] == "application/problem+json"
         assert int(refused.headers["retry-after"]) >= 1
-        assert long.result().status_code == 200  # alone it is let in, however large
+        assert slow.result().status_code == 200  # a single request is admitted at any size
         assert row_draws(url) == 0
         assert httpx.post(f"{url}/predict", json={"inputs": [ROW]}, timeout=60).status_code == 200
 
 
-def test_many_at_once_are_answered_or_told_to_come_again(serve, digits_store):
+def test_concurrent_requests_are_answered_or_get_retry_after(serve, digits_store):
     with (
         serve(digits_store, limits={"MAX_QUEUED_ROW_DRAWS": 3000}) as (url, _),
         httpx.Client(base_url=url, timeout=60) as client,
@@ -81,28 +79,28 @@ def test_many_at_once_are_answered_or_told_to_come_again(serve, digits_store):
         assert row_draws(url) == 0
 
 
-def test_the_same_seed_is_answered_the_same_by_many_at_once(client, digits_rows):
+def test_concurrent_requests_with_one_seed_get_identical_responses(client, digits_rows):
     request = {"inputs": digits_rows[:3].tolist(), "seed": 7}
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: client.post("/predict", json=request).content, range(40)))
     assert len(set(answers)) == 1
 
 
-def test_clients_that_hang_up_hurt_nobody_else(serve, digits_store, large_pool):
+def test_disconnecting_clients_do_not_affect_others(serve, digits_store, large_pool):
     body = b'{"inputs": [%s], "num_samples": 1000}' % str(ROW).encode()
     head = b"Host: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
     full = b"POST /predict HTTP/1.1\r\n" + head + body
-    long = b"POST /acquire HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-npy\r\n"
-    long += b"Content-Length: %d\r\n\r\n" % len(large_pool) + large_pool[: 1 << 20]
+    slow = b"POST /acquire HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-npy\r\n"
+    slow += b"Content-Length: %d\r\n\r\n" % len(large_pool) + large_pool[: 1 << 20]
     with serve(digits_store) as (url, process), httpx.Client(base_url=url, timeout=60) as client:
-        for sent in (full[:10], full[: -len(body)], full[:-1], long, full):
+        for content in (full[:10], full[: -len(body)], full[:-1], slow, full):
             for _ in range(5):
-                post_and_hang_up(url, sent)
+                post_and_hang_up(url, content)
             assert client.post("/predict", json={"inputs": [ROW]}).status_code == 200
         wait_until(lambda: row_draws(url) == 0)
-        gone = {"route": "/predict", "status": "none"}
+        labels = {"route": "/predict", "status": "none"}
         wait_until(
-            lambda: metric(client.get("/metrics").text, "dubito_requests_total", **gone) >= 5
+            lambda: metric(client.get("/metrics").text, "dubito_requests_total", **labels) >= 5
         )
         assert 'status="500"' not in client.get("/metrics").text
         process.terminate()
@@ -111,17 +109,15 @@ def test_clients_that_hang_up_hurt_nobody_else(serve, digits_store, large_pool):
         assert "unexpected" not in log
 
 
-def test_a_request_in_flight_is_answered_when_the_service_is_told_to_end(
-    serve, digits_store, large_pool
-):
+def test_request_in_flight_is_answered_during_shutdown(serve, digits_store, large_pool):
     with (
         serve(digits_store, DUBITO_SHUTDOWN_TIMEOUT_S="100") as (url, process),
         ThreadPoolExecutor() as pool,
     ):
-        long = pool.submit(rank, url, large_pool)
+        slow = pool.submit(rank, url, large_pool)
         wait_until(lambda: row_draws(url) > 0)
         process.terminate()
-        answer = long.result()
+        answer = slow.result()
         assert answer.status_code == 200
         assert answer.json()["pool_size"] == 30_000
         process.communicate(timeout=60)

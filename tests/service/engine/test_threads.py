@@ -24,34 +24,33 @@ def threads():
 
 
 def spin(seconds):
-    """Be busy for a while."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass
 
 
-def run(threads, work, client=None, size=SLICE_BYTES, **of_call):
-    call = RequestContext(client=client, **of_call)
-    return threads.run(call, size, partial(work, call))
+def run(threads, work, client=None, size=SLICE_BYTES, **options):
+    context = RequestContext(client=client, **options)
+    return threads.run(context, size, partial(work, context))
 
 
 def steps(count, log, name):
-    """Work of steps that take about a slice each and note that they were done."""
+    """Return work that logs each step and takes about one slice per step."""
 
-    def work(call):
+    def work(context):
         for _ in range(count):
             spin(0.005)
             log.append(name)
-            call.pause()
+            context.pause()
         return name
 
     return work
 
 
-def test_anothers_small_work_is_done_before_the_rest_of_large_work(threads):
+def test_small_work_overtakes_the_rest_of_large_work(threads):
     log = []
 
-    async def ask():
+    async def run_all():
         large = [
             asyncio.create_task(run(threads, steps(20, log, "large"), "greedy")) for _ in range(10)
         ]
@@ -63,28 +62,28 @@ def test_anothers_small_work_is_done_before_the_rest_of_large_work(threads):
         assert len(log) < 200
         return await asyncio.gather(*large)
 
-    assert asyncio.run(ask()) == ["large"] * 10
+    assert asyncio.run(run_all()) == ["large"] * 10
     assert log.count("large") == 200
 
 
-def test_of_two_clients_large_works_each_has_half(threads):
+def test_two_clients_with_large_work_get_equal_shares(threads):
     log = []
 
-    async def ask():
+    async def run_all():
         greedy = [run(threads, steps(10, log, "greedy"), "greedy") for _ in range(5)]
         await asyncio.gather(*greedy, run(threads, steps(10, log, "other"), "other"))
 
-    asyncio.run(ask())
+    asyncio.run(run_all())
     last = len(log) - log[::-1].index("other")
-    assert 16 <= last <= 36  # of 60, and a loaded machine is slower
+    assert 16 <= last <= 36  # of 60, with a margin for loaded machines
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 3])
-def test_no_more_run_at_a_time_than_may(at_once):
-    threads, running, largest = FairThreads("tested", at_once), 0, 0
+@pytest.mark.parametrize("max_running", [1, 2, 3])
+def test_number_of_running_threads_is_limited(max_running):
+    threads, running, largest = FairThreads("tested", max_running), 0, 0
     lock = threading.Lock()
 
-    def work(call):
+    def work(context):
         nonlocal running, largest
         for _ in range(5):
             with lock:
@@ -93,23 +92,23 @@ def test_no_more_run_at_a_time_than_may(at_once):
             time.sleep(0.005)
             with lock:
                 running -= 1
-            call.pause()
+            context.pause()
 
-    async def ask():
+    async def run_all():
         await asyncio.gather(*(run(threads, work, client) for client in range(6)))
 
-    asyncio.run(ask())
+    asyncio.run(run_all())
     threads.close()
-    assert largest == at_once
+    assert largest == max_running
 
 
-def test_work_ends_with_its_deadline_and_its_client(threads):
+def test_work_stops_at_its_deadline_or_when_its_client_disconnects(threads):
     ended = threading.Event()
 
-    def endless(call):
+    def endless(context):
         try:
             while True:
-                call.pause()
+                context.pause()
         finally:
             ended.set()
 
@@ -125,19 +124,19 @@ def test_work_ends_with_its_deadline_and_its_client(threads):
     assert ended.wait(5.0)
 
 
-def test_work_past_its_deadline_is_not_begun(threads):
+def test_work_past_its_deadline_is_not_started(threads):
     with pytest.raises(PastDeadline):
-        asyncio.run(run(threads, lambda _: pytest.fail("begun"), deadline=time.monotonic() - 1.0))
+        asyncio.run(run(threads, lambda _: pytest.fail("started"), deadline=time.monotonic() - 1.0))
 
 
-def test_an_error_is_the_works_own_and_what_waits_is_dropped_at_the_end(threads):
-    def wrong(call):
-        call.pause()
+def test_error_affects_only_its_work_and_close_cancels_waiting_work(threads):
+    def fail(context):
+        context.pause()
         raise ValueError("wrong")
 
-    async def ask():
+    async def run_all():
         with pytest.raises(ValueError, match="wrong"):
-            await run(threads, wrong)
+            await run(threads, fail)
         assert await run(threads, steps(1, [], "next")) == "next"
         waiting = [
             asyncio.create_task(run(threads, steps(10_000, [], "endless"))) for _ in range(3)
@@ -148,52 +147,52 @@ def test_an_error_is_the_works_own_and_what_waits_is_dropped_at_the_end(threads)
             with pytest.raises(asyncio.CancelledError):
                 await task
 
-    asyncio.run(ask())
+    asyncio.run(run_all())
 
 
 class Body:
-    """What a request holds."""
+    pass
 
 
 @pytest.mark.parametrize("error", [None, ValueError()])
-def test_nothing_is_held_of_work_that_is_done(threads, error):
-    def reading(body, call):
-        call.pause()
+def test_finished_work_keeps_no_references(threads, error):
+    def read(body, context):
+        context.pause()
         if error is not None:
             raise error
         return body
 
-    async def ask():
+    async def run_one():
         body = Body()
-        stored = weakref.ref(body)
-        work = partial(reading, body)
+        reference = weakref.ref(body)
+        work = partial(read, body)
         del body
         with suppress(ValueError):
             await run(threads, work)
         del work
-        return stored
+        return reference
 
     gc.disable()
     try:
-        stored = asyncio.run(ask())
+        reference = asyncio.run(run_one())
         if error is not None:
             clear_frames(error.__traceback__)
-        wait_until(lambda: stored() is None, 5)
+        wait_until(lambda: reference() is None, 5)
     finally:
         gc.enable()
 
 
-def test_quick_questions_wait_for_nothing_long_and_end_with_their_deadline():
-    threads, stored = Threads(0.2), threading.Event()
+def test_calls_do_not_wait_for_other_pools_and_end_at_their_deadline():
+    threads, release = Threads(0.2), threading.Event()
 
-    async def ask():
-        long = [asyncio.create_task(threads.state(stored.wait)) for _ in range(5)]
+    async def run_all():
+        state_calls = [asyncio.create_task(threads.state(release.wait)) for _ in range(5)]
         assert await threads.jobs(lambda: 1) == 1
         pools = (threads.jobs, threads.files, threads.loads, threads.integrations)
-        questions = [pool(stored.wait) for pool in pools]
-        actual = await asyncio.gather(*questions, *long, return_exceptions=True)
-        assert [type(error) for error in actual] == [PastDeadline] * 9
-        stored.set()
+        calls = [pool(release.wait) for pool in pools]
+        results = await asyncio.gather(*calls, *state_calls, return_exceptions=True)
+        assert [type(error) for error in results] == [PastDeadline] * 9
+        release.set()
 
-    asyncio.run(ask())
+    asyncio.run(run_all())
     threads.close()

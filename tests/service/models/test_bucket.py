@@ -18,24 +18,24 @@ from tests.support.serving import metric
 
 
 @pytest.fixture
-def server(monkeypatch):
+def bucket(monkeypatch):
     faulty = FaultyBucket()
     monkeypatch.setattr(Objects, "from_url", classmethod(lambda cls, url: Objects(url, faulty)))
     return faulty
 
 
 @pytest.fixture
-def writer(server, tmp_path):
-    return server.store(tmp_path / "of-a-writer")
+def writer(bucket, tmp_path):
+    return bucket.store(tmp_path / "of-a-writer")
 
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts of a service's models, each with the same cache."""
+    """Return a function that starts a watcher; all watchers share a cache."""
 
-    def started(**more):
+    def create_watcher(**options):
         settings = Settings(
-            store=URL, cache=tmp_path / "cache", threads=1, **{"preflight_timeout_s": 0, **more}
+            store=URL, cache=tmp_path / "cache", threads=1, **{"preflight_timeout_s": 0, **options}
         )
         ending = threading.Event()
         models = Models(settings, threading.Event(), Preflights(settings, ending))
@@ -43,16 +43,16 @@ def start(tmp_path):
         watcher.refresh()
         return watcher
 
-    return started
+    return create_watcher
 
 
-def reachable(watcher):
+def reachability(watcher):
     registry = CollectorRegistry()
     registry.register(LoadedCollector(watcher))
     return metric(generate_latest(registry).decode(), "dubito_store_reachable")
 
 
-def test_what_is_published_and_moved_in_a_bucket_is_followed(writer, start):
+def test_bucket_publications_and_alias_moves_are_followed(writer, start):
     tiny.publish(writer)
     watcher = start()
     models = watcher.models
@@ -68,82 +68,80 @@ def test_what_is_published_and_moved_in_a_bucket_is_followed(writer, start):
     assert models.store.versions("tiny") == ["1"]
 
 
-def test_without_its_bucket_the_service_goes_on_and_says_so_once(server, writer, start, caplog):
+def test_unreachable_bucket_is_logged_once_and_models_keep_serving(bucket, writer, start, caplog):
     caplog.set_level(logging.INFO, "dubito")
     tiny.publish(writer)
     watcher = start()
     models = watcher.models
-    assert reachable(watcher) == 1
-    server.is_reachable = False
-    observed = watcher.last_read
+    assert reachability(watcher) == 1
+    bucket.is_reachable = False
+    last_read = watcher.last_read
     for _ in range(3):
         watcher.refresh()
-    assert reachable(watcher) == 0
-    assert watcher.last_read == observed
-    result = models.get("tiny")
+    assert reachability(watcher) == 0
+    assert watcher.last_read == last_read
+    loaded = models.get("tiny")
     models._unload("tiny", "1")
-    again = models.get("tiny")
-    assert again is not result and again.version == "1"
+    reloaded = models.get("tiny")
+    assert reloaded is not loaded and reloaded.version == "1"
     assert models.errors("tiny") == {}
-    server.is_reachable = True
+    bucket.is_reachable = True
     tiny.publish(writer)
     watcher.refresh()
-    assert (reachable(watcher), models.get("tiny").version) == (1, "2")
-    message = [record.getMessage() for record in caplog.records if "reach" in record.getMessage()]
-    assert len(message) == 2
-    assert message[0].startswith(
+    assert (reachability(watcher), models.get("tiny").version) == (1, "2")
+    messages = [record.getMessage() for record in caplog.records if "reach" in record.getMessage()]
+    assert len(messages) == 2
+    assert messages[0].startswith(
         "cannot list in s3://bucket/prefix: it cannot be reached; "
         "serving the versions of the last read"
     )
-    assert message[1] == "the store is reachable again"
+    assert messages[1] == "the store is reachable again"
     assert SECRET not in caplog.text
 
 
-def test_a_version_that_cannot_be_downloaded_is_not_broken_and_served_once_it_can(
-    server, writer, start
-):
+def test_failed_download_is_retried_and_does_not_break_the_version(bucket, writer, start):
     tiny.publish(writer)
     watcher = start()
     models = watcher.models
     tiny.publish(writer)
 
-    def goes_away(path):
+    def fail_for_network(path):
         if "network" in path:
             raise GenericError("error sending request")
 
-    server.before_get = goes_away
+    bucket.before_get = fail_for_network
     watcher.refresh()
     assert (models.get("tiny").version, models.errors("tiny")) == ("1", {})
-    server.before_get = lambda path: None
+    bucket.before_get = lambda path: None
     watcher.refresh()
     assert models.get("tiny").version == "2"
 
 
-def test_a_start_without_the_bucket_serves_what_there_are_copies_of(server, writer, start, caplog):
+def test_start_without_the_bucket_serves_cached_versions(bucket, writer, start, caplog):
     tiny.publish(writer)
     start()
-    server.is_reachable = False
+    bucket.is_reachable = False
     watcher = start()
     models = watcher.models
     assert models.get("tiny").version == "1"
-    assert (reachable(watcher), watcher.last_read) == (0, 0)
+    assert (reachability(watcher), watcher.last_read) == (0, 0)
     assert "serving the versions of the last read" in caplog.text
 
 
-def test_a_start_with_neither_bucket_nor_copies_waits(server, writer, start):
+def test_start_without_bucket_or_cached_versions_waits(bucket, writer, start):
     tiny.publish(writer)
-    server.is_reachable = False
+    bucket.is_reachable = False
     watcher = start()
     models = watcher.models
     assert models.names() == []
     with pytest.raises(StoreUnreachable):
         models.store.names()
-    server.is_reachable = True
+    bucket.is_reachable = True
     watcher.refresh()
     assert models.get("tiny").version == "1"
 
 
-def test_a_hung_bucket_delays_the_start_only_for_a_moment(server, writer, start, monkeypatch):
+def test_hung_bucket_delays_startup_only_briefly(bucket, writer, start, monkeypatch):
     tiny.publish(writer)
     watcher, answers = start(), threading.Event()
     stuck = Watcher(watcher.models, threading.Event())
@@ -158,21 +156,21 @@ def test_a_hung_bucket_delays_the_start_only_for_a_moment(server, writer, start,
     stuck.stop()
 
 
-def test_a_bucket_that_refuses_is_reported_and_copies_are_served(server, writer, start):
+def test_denied_bucket_access_is_reported_and_cached_versions_are_served(bucket, writer, start):
     tiny.publish(writer)
     start()
 
     def refuse(*_):
         raise GenericError("Client error with status code: 403 Forbidden")
 
-    server.before_get = server.list = refuse
+    bucket.before_get = bucket.list = refuse
     watcher = start()
     assert watcher.models.get("tiny").version == "1"
     (problem,) = watcher.all_problems()
     assert problem.startswith("cannot list in s3://") and "403" in problem
 
 
-def test_a_version_is_tried_as_the_copy_that_it_is(server, writer, start):
+def test_preflight_runs_on_the_cached_copy(bucket, writer, start):
     tiny.publish(writer)
     watcher = start(preflight_timeout_s=60)
     models = watcher.models

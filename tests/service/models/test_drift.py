@@ -21,7 +21,7 @@ from tests.support.drift import new_drift, watch
 from tests.support.serving import metric
 
 ROWS = 5
-OF_ROWS = re.compile(
+ROW_METRICS = re.compile(
     r"dubito_(rows|flags|draws|entropy|flag_p_value|drift_evidence_nats)(_|\{)(?!made)"
 )
 
@@ -31,43 +31,42 @@ def generator():
     return np.random.default_rng(0)
 
 
-def report(ranking, scores, rows_at_once=16):
+def get_report(ranking, scores, rows_at_once=16):
     drift = new_drift(ranking)
     for start in range(0, len(scores), rows_at_once):
         watch(drift, conformal_p_value(scores[start : start + rows_at_once], ranking))
     return drift.report()
 
 
-# The test
+# Drift test
 
 
-@pytest.mark.parametrize("read_between", [False, True])
-def test_capital_is_1_in_expectation_whatever_is_seen(read_between):
-    """Over every sequence of gaps among three calibration rows, weighted by the Polya urn's
-    probability."""
+@pytest.mark.parametrize("has_interim_reports", [False, True])
+def test_expected_capital_is_1(has_interim_reports):
+    """Average over all sequences of gaps, weighted by the Polya urn's probability."""
     ranking = np.array([1.0, 2.0, 3.0])
     total = mean = 0.0
-    alarmed = {1.02: 0.0, 1.1: 0.0, 1.3: 0.0}
+    probabilities = {1.02: 0.0, 1.1: 0.0, 1.3: 0.0}
     for gaps in product(range(4), repeat=ROWS):
         drift, probability, balls = new_drift(ranking), 1.0, np.ones(4)
         for gap in gaps:
             watch(drift, conformal_p_value(np.array([gap + 0.5]), ranking))
-            if read_between:
+            if has_interim_reports:
                 drift.report()
             probability *= balls[gap] / balls.sum()
             balls[gap] += 1
         report = drift.report()
         total += probability
         mean += probability * math.exp(report.evidence)
-        for capital in alarmed:
-            alarmed[capital] += probability * (report.largest_evidence >= math.log(capital))
+        for capital in probabilities:
+            probabilities[capital] += probability * (report.largest_evidence >= math.log(capital))
     assert total == pytest.approx(1.0, rel=1e-12)
     assert mean == pytest.approx(1.0, rel=1e-12)
-    assert all(share <= 1 / capital for capital, share in alarmed.items())
-    assert alarmed[1.02] > 0
+    assert all(share <= 1 / capital for capital, share in probabilities.items())
+    assert probabilities[1.02] > 0
 
 
-def test_gaps_between_continuous_scores_are_the_polya_urn_s(generator):
+def test_gaps_between_continuous_scores_follow_the_polya_urn(generator):
     """Two live rows fall into the same gap with probability 2 / (n + 2), not 1 / (n + 1)."""
     pairs = 20_000
     ranking = np.sort(generator.normal(size=(pairs, 9)), axis=1)
@@ -77,12 +76,11 @@ def test_gaps_between_continuous_scores_are_the_polya_urn_s(generator):
     assert stats.binomtest(same, pairs, 1 / 10).pvalue < 1e-7
 
 
-def test_evidence_is_reached_as_seldom_as_ville_says_over_many_calibrations(generator):
-    """250 calibrations of 60 rows, and 2,000 live rows each: enough to tell the calibration's own
-    error from none."""
+def test_evidence_respects_villes_inequality_over_many_calibrations(generator):
+    """The rows suffice to detect a test that ignores the error of the calibration."""
     evidence = np.array(
         [
-            report(
+            get_report(
                 np.sort(generator.normal(size=60)), generator.normal(size=2000), 50
             ).largest_evidence
             for _ in range(250)
@@ -93,7 +91,7 @@ def test_evidence_is_reached_as_seldom_as_ville_says_over_many_calibrations(gene
         assert reached <= stats.binom(250, 1 / capital).ppf(1 - 1e-7)
 
 
-def test_the_log_says_once_that_an_alarm_has_risen_and_again_after_a_reset(generator, caplog):
+def test_alarm_is_logged_once_and_again_after_a_reset(generator, caplog):
     ranking = np.sort(generator.normal(size=200))
     drift = new_drift(ranking, "m", "7")
     for times in (1, 2):
@@ -131,7 +129,7 @@ def test_columns_are_ranked_by_shift_with_few_false_positives(generator):
     assert sum(max(shifts.values()) > limit for shifts, limit in tests) <= 10
 
 
-def test_an_alarm_has_a_time_and_recent_rows_are_kept_until_a_reset(generator):
+def test_alarm_time_and_recent_rows_persist_until_a_reset(generator):
     ranking = np.sort(generator.normal(size=200))
     drift = new_drift(ranking)
     for i in range(60):
@@ -148,13 +146,13 @@ def test_an_alarm_has_a_time_and_recent_rows_are_kept_until_a_reset(generator):
 
 def test_tied_scores_raise_no_alarm(generator):
     ranking = np.sort(np.round(generator.normal(size=200), 1))
-    actual = report(ranking, np.round(generator.normal(size=3000), 1))
+    actual = get_report(ranking, np.round(generator.normal(size=3000), 1))
     assert actual.largest_evidence < -math.log(1e-6)
 
 
 @pytest.mark.parametrize(("common", "share"), [(5, 0.1), (1, 0.5)])
 def test_streams_with_repeated_rows_raise_no_alarm(generator, common, share):
-    """Common rows are a share of all rows, and more typical than the others."""
+    """Common rows make up a share of all rows and have lower scores."""
 
     def rows(count):
         ids = np.where(
@@ -177,7 +175,7 @@ def test_streams_with_repeated_rows_raise_no_alarm(generator, common, share):
 
 @pytest.mark.parametrize("rows_before", [0, 5000])
 @pytest.mark.parametrize(
-    "drifted",
+    "sample_drifted",
     [
         lambda generator: generator.normal(size=1000) + 1.2,
         lambda generator: generator.normal(size=1000) - 1.2,
@@ -186,49 +184,49 @@ def test_streams_with_repeated_rows_raise_no_alarm(generator, common, share):
             generator.uniform(size=1000) < 0.3, 9.0, generator.normal(size=1000)
         ),
     ],
-    ids=["stranger", "plainer", "alike", "some strange"],
+    ids=["higher", "lower", "narrower", "some outliers"],
 )
-def test_drift_is_found_whenever_it_begins(generator, drifted, rows_before):
+def test_drift_is_detected_whenever_it_begins(generator, sample_drifted, rows_before):
     ranking = np.sort(generator.normal(size=300))
-    actual = report(
-        ranking, np.concatenate([generator.normal(size=rows_before), drifted(generator)]), 50
+    actual = get_report(
+        ranking, np.concatenate([generator.normal(size=rows_before), sample_drifted(generator)]), 50
     )
     assert actual.alarm
 
 
-def test_an_alarm_stays(generator):
+def test_alarm_persists_after_drift_ends(generator):
     ranking = np.sort(generator.normal(size=300))
-    actual = report(ranking, np.concatenate([np.full(300, 9.0), generator.normal(size=20_000)]))
+    actual = get_report(ranking, np.concatenate([np.full(300, 9.0), generator.normal(size=20_000)]))
     assert actual.alarm
     assert actual.evidence < actual.largest_evidence
     assert actual.flag_rate < 0.2
 
 
-def test_the_level_is_what_the_page_says():
+def test_alarm_evidence_follows_from_the_false_alarm_rate():
     assert ALARM_EVIDENCE == -math.log(FALSE_ALARM_RATE) == pytest.approx(6.908, abs=1e-3)
 
 
-# What is counted
+# Row counts
 
 
-def test_rows_are_counted_by_their_p_values_a_request_s_at_most_16(generator):
+def test_rows_are_counted_by_p_value_with_a_maximum_per_request(generator):
     ranking = np.sort(generator.normal(size=99))
     drift = new_drift(ranking)
-    lone, large = np.arange(1, 101) / 100, np.arange(1, 1601) / 1600
-    for p_value in lone:
+    single, batch = np.arange(1, 101) / 100, np.arange(1, 1601) / 1600
+    for p_value in single:
         watch(drift, np.array([p_value]))
     report = drift.report()
     assert report.rows == 100
     assert report.binned_rows == np.diff(np.append(0, np.round(100 * EDGES))).tolist()
-    assert report.p_value_sum == pytest.approx(lone.sum())
+    assert report.p_value_sum == pytest.approx(single.sum())
     assert (report.flag_rate, report.expected_flag_rate) == (pytest.approx(0.05, abs=0.005), 0.05)
-    watch(drift, large)
+    watch(drift, batch)
     report = drift.report()
     assert report.rows == 100 + MAX_REQUEST_ROWS
-    assert report.p_value_sum == pytest.approx(lone.sum() + large[::100].sum())
+    assert report.p_value_sum == pytest.approx(single.sum() + batch[::100].sum())
 
 
-def test_nothing_seen_is_no_drift():
+def test_no_rows_means_no_drift():
     report = new_drift(np.array([1.0])).report()
     assert (report.rows, report.flag_rate, report.evidence, report.alarm) == (0, None, 0.0, False)
 
@@ -247,88 +245,85 @@ def test_no_row_is_lost_between_threads(generator):
 
 
 class Interrupted(list):
-    """Digests that, when they are read, let another thread go as far as it may."""
+    """Digests that start another thread when they are read."""
 
-    def __init__(self, digests, other):
+    def __init__(self, digests, thread):
         super().__init__(digests)
-        self.other, self.went_through = other, None
+        self.thread, self.has_finished = thread, None
 
     def __iter__(self):
-        self.other.start()
-        self.other.join(0.3)
-        self.went_through = not self.other.is_alive()
+        self.thread.start()
+        self.thread.join(0.3)
+        self.has_finished = not self.thread.is_alive()
         return super().__iter__()
 
 
-def test_a_request_is_taken_in_whole_before_the_next(generator):
-    """Rows that two requests share count once: neither may come between the other's look and its
-    note."""
+def test_concurrent_requests_are_counted_one_at_a_time(generator):
+    """Rows shared by two requests count once, so lookup and insertion must be atomic."""
     ranking = np.sort(generator.normal(size=99))
     drift, p_values = new_drift(ranking), np.array([0.5, 0.6, 0.7])
-    other = threading.Thread(
+    thread = threading.Thread(
         target=lambda: drift.take(p_values, np.array([1, 2, 4], dtype=np.uint64))
     )
-    digests = Interrupted([1, 2, 3], other)
+    digests = Interrupted([1, 2, 3], thread)
     drift.take(p_values, digests)
-    other.join()
-    assert digests.went_through is False
+    thread.join()
+    assert digests.has_finished is False
     assert drift.report().rows == 4
 
 
 # Over HTTP
 
 
-def test_the_service_watches_live_rows_and_says_so(open_client, digits_store, digits_rows):
-    of_version = {"model": "digits", "version": "1"}
+def test_service_reports_drift_of_live_rows(open_client, digits_store, digits_rows):
+    labels = {"model": "digits", "version": "1"}
     noise = np.random.default_rng(0).uniform(0, 16, (40, 64))
 
     def drift():
         return client.get("/models/digits").json()["drift"]
 
     with open_client(digits_store) as client:
-        nothing = drift()
-        assert (nothing["rows"], nothing["flag_rate"], nothing["alarm"]) == (0, None, False)
-        assert nothing["alarm_at"] == ALARM_EVIDENCE
+        empty = drift()
+        assert (empty["rows"], empty["flag_rate"], empty["alarm"]) == (0, None, False)
+        assert empty["alarm_at"] == ALARM_EVIDENCE
         for start in range(0, 359, 10):
             answer = client.post(
                 "/predict", json={"inputs": digits_rows[start : start + 10].tolist()}
             )
             assert answer.status_code == 200
-        calm = drift()
-        assert calm["rows"] == 359
-        assert calm["largest_evidence"] < -math.log(1e-6)
-        assert calm["expected_flag_rate"] == 11 / 221
-        for fields in ({"seed": 1}, {"num_samples": 20}):  # a replay; another number of draws
+        before = drift()
+        assert before["rows"] == 359
+        assert before["largest_evidence"] < -math.log(1e-6)
+        assert before["expected_flag_rate"] == 11 / 221
+        for fields in ({"seed": 1}, {"num_samples": 20}):  # a replay, another draw count
             client.post("/predict", json={"inputs": noise.tolist(), **fields})
         client.post("/acquire", json={"pool": noise.tolist()})
-        assert drift() == calm
+        assert drift() == before
         client.post("/predict", json={"inputs": noise[:10].tolist(), "num_samples": 200})
         client.post("/predict", json={"inputs": noise[10:].tolist()})
-        alarmed = drift()
-        assert alarmed["rows"] == 359 + 10 + MAX_REQUEST_ROWS
-        assert alarmed["alarm"]
-        assert alarmed["flag_rate"] > calm["flag_rate"]
+        after = drift()
+        assert after["rows"] == 359 + 10 + MAX_REQUEST_ROWS
+        assert after["alarm"]
+        assert after["flag_rate"] > before["flag_rate"]
         page = client.get("/metrics").text
-    assert metric(page, "dubito_drift_alarm", **of_version) == 1
-    assert metric(page, "dubito_drift_evidence_nats", **of_version) == pytest.approx(
-        alarmed["evidence"]
-    )
-    assert metric(page, "dubito_flag_p_value_count", **of_version) == alarmed["rows"]
-    assert metric(page, "dubito_flag_p_value_bucket", le="0.05", **of_version) >= 26
-    assert metric(page, "dubito_flag_p_value_bucket", le="+Inf", **of_version) == alarmed["rows"]
+    assert metric(page, "dubito_drift_alarm", **labels) == 1
+    assert metric(page, "dubito_drift_evidence_nats", **labels) == pytest.approx(after["evidence"])
+    assert metric(page, "dubito_flag_p_value_count", **labels) == after["rows"]
+    assert metric(page, "dubito_flag_p_value_bucket", le="0.05", **labels) >= 26
+    assert metric(page, "dubito_flag_p_value_bucket", le="+Inf", **labels) == after["rows"]
 
 
-def test_requests_marked_as_tests_count_neither_for_drift_nor_for_metrics_of_rows(client):
-    def counted():
+def test_requests_marked_as_tests_do_not_affect_drift_or_row_metrics(client):
+    def get_counts():
         page = client.get("/metrics").text
-        rows = [line for line in page.splitlines() if OF_ROWS.match(line)]
+        rows = [line for line in page.splitlines() if ROW_METRICS.match(line)]
         return client.get("/models/digits").json()["drift"], sorted(rows)
 
     noise = np.random.default_rng(1).uniform(0, 16, (20, 64))
-    request, is_test = {"inputs": noise.tolist()}, {"Dubito-Purpose": "test"}
+    request, headers = {"inputs": noise.tolist()}, {"Dubito-Purpose": "test"}
     client.post("/predict", json={"inputs": noise[:1].tolist()})
-    before = counted()
-    answer = client.post("/predict", json=request, headers=is_test)
+    before = get_counts()
+    answer = client.post("/predict", json=request, headers=headers)
     assert sum(row["flag"] for row in answer.json()["predictions"]) > 10
     tensor = {
         "name": "inputs",
@@ -337,10 +332,10 @@ def test_requests_marked_as_tests_count_neither_for_drift_nor_for_metrics_of_row
         "data": noise.ravel().tolist(),
     }
     path = "/v2/models/digits/infer"
-    assert client.post(path, json={"inputs": [tensor]}, headers=is_test).status_code == 200
-    assert counted() == before
-    wrong = client.post("/predict", json=request, headers={"Dubito-Purpose": "tset"})
-    assert (wrong.status_code, counted()) == (422, before)
-    assert wrong.json()["detail"].startswith("Dubito-Purpose: expected 'test'")
+    assert client.post(path, json={"inputs": [tensor]}, headers=headers).status_code == 200
+    assert get_counts() == before
+    invalid = client.post("/predict", json=request, headers={"Dubito-Purpose": "tset"})
+    assert (invalid.status_code, get_counts()) == (422, before)
+    assert invalid.json()["detail"].startswith("Dubito-Purpose: expected 'test'")
     client.post("/predict", json=request)
-    assert counted()[0]["rows"] > before[0]["rows"]
+    assert get_counts()[0]["rows"] > before[0]["rows"]

@@ -25,7 +25,7 @@ from tests.support import tiny
 
 @pytest.fixture
 def store(tmp_path):
-    return tiny.published(tmp_path / "models", versions=2)
+    return tiny.create_store(tmp_path / "models", versions=2)
 
 
 @pytest.fixture
@@ -41,10 +41,13 @@ def models(watcher):
 
 
 def get_watcher(store, trusted=None):
-    ours, ending = (Settings(store=store.root, threads=1, preflight_timeout_s=0), threading.Event())
-    preflights = Preflights(ours, ending)
+    config, ending = (
+        Settings(store=store.root, threads=1, preflight_timeout_s=0),
+        threading.Event(),
+    )
+    preflights = Preflights(config, ending)
     preflights.store.trusted = trusted
-    return Watcher(Models(ours, threading.Event(), preflights), ending)
+    return Watcher(Models(config, threading.Event(), preflights), ending)
 
 
 class Clock:
@@ -58,46 +61,44 @@ class Clock:
         return self.now
 
 
-@pytest.mark.parametrize("leaves", ["an empty folder", "none"])
-def test_what_is_loaded_is_served_while_the_mount_of_the_store_is_gone(
-    store, models, watcher, caplog, leaves
+@pytest.mark.parametrize("leftover", ["an empty folder", "none"])
+def test_loaded_models_keep_serving_if_the_store_disappears(
+    store, models, watcher, caplog, leftover
 ):
-    result = models.aliases("tiny")
+    aliases = models.aliases("tiny")
     store.root.rename(store.root.with_name("unmounted"))
-    if leaves == "an empty folder":
+    if leftover == "an empty folder":
         store.root.mkdir()
     watcher.refresh()
-    assert (models.aliases("tiny"), watcher.is_reachable) == (result, False)
+    assert (models.aliases("tiny"), watcher.is_reachable) == (aliases, False)
     assert models.get("tiny", "latest").version == "2"
     assert "is gone, or empty; serving the versions of the last read" in caplog.text
-    if leaves == "an empty folder":
+    if leftover == "an empty folder":
         store.root.rmdir()
     store.root.with_name("unmounted").rename(store.root)
     watcher.refresh()
-    assert (models.aliases("tiny"), watcher.is_reachable) == (result, True)
+    assert (models.aliases("tiny"), watcher.is_reachable) == (aliases, True)
 
 
-def test_the_store_counts_as_seen_when_all_of_it_was(monkeypatch, models, watcher):
+def test_last_read_is_updated_only_by_a_complete_read(monkeypatch, models, watcher):
     clock = Clock()
     monkeypatch.setattr("service.models.watcher.time", clock)
     watcher.refresh()
     assert watcher.last_read == clock.now
     clock.now += 60
 
-    def unreadable(_):
+    def deny(_):
         raise PermissionError(13, "Permission denied")
 
-    with monkeypatch.context() as changes:
-        changes.setattr(models.store, "read_aliases", unreadable)
+    with monkeypatch.context() as patch:
+        patch.setattr(models.store, "read_aliases", deny)
         watcher.refresh()
         assert watcher.last_read == clock.now - 60
     watcher.refresh()
     assert watcher.last_read == clock.now
 
 
-def test_a_broken_version_is_refused_from_memory_for_half_a_minute_and_then_tried_again(
-    monkeypatch, store, models
-):
+def test_broken_version_is_retried_after_half_a_minute(monkeypatch, store, models):
     clock = Clock()
     monkeypatch.setattr("service.models.models.time", clock)
     file = store.root / "tiny" / "1" / "network.onnx"
@@ -114,25 +115,24 @@ def test_a_broken_version_is_refused_from_memory_for_half_a_minute_and_then_trie
     assert models.errors("tiny") == {}
 
 
-def test_a_version_that_several_want_at_once_is_loaded_once(monkeypatch, models):
-    """The first is kept at it until all others wait, or a moment has passed: they must not begin as
-    well."""
-    load, start = Model.load, []
+def test_concurrent_requests_load_a_version_once(monkeypatch, models):
+    """The load is slow enough for the other threads to request the same version."""
+    load, loading_threads = Model.load, []
 
-    def slow(*arguments):
-        start.append(threading.current_thread())
-        rest.wait(0.5)
+    def load_slowly(*arguments):
+        loading_threads.append(threading.current_thread())
+        delay.wait(0.5)
         return load(*arguments)
 
-    rest = threading.Event()
-    monkeypatch.setattr(Model, "load", slow)
+    delay = threading.Event()
+    monkeypatch.setattr(Model, "load", load_slowly)
     with ThreadPoolExecutor(4) as threads:
-        result = list(threads.map(lambda _: models.get("tiny", "1"), range(4)))
-    assert len(start) == 1
-    assert len({id(item) for item in result}) == 1
+        results = list(threads.map(lambda _: models.get("tiny", "1"), range(4)))
+    assert len(loading_threads) == 1
+    assert len({id(result) for result in results}) == 1
 
 
-def test_what_is_deleted_is_forgotten_with_all_that_was_known_of_it(store, models, watcher):
+def test_deleted_versions_are_unloaded_with_their_errors_and_drift(store, models, watcher):
     (store.root / "tiny" / "1" / "network.onnx").write_bytes(b"nothing")
     with pytest.raises(BrokenArtifact):
         models.get("tiny", "1")
@@ -156,26 +156,24 @@ def test_what_is_deleted_is_forgotten_with_all_that_was_known_of_it(store, model
         models.get("tiny")
 
 
-def test_an_encoder_that_several_versions_have_counts_once_towards_the_bound_of_memory(
-    store, models
-):
-    plain = [store.manifest("tiny", version) for version in ("1", "2")]
+def test_shared_encoder_counts_once_towards_the_memory_limit(store, models):
+    manifests = [store.manifest("tiny", version) for version in ("1", "2")]
 
     def with_encoder(manifest, content):
         files = {**manifest.files, ENCODER: FileSpec(sha256=64 * content, size=1_000_000)}
         return manifest.model_copy(update={"files": files})
 
-    bare = models._total_bytes(plain)
+    base_bytes = models._total_bytes(manifests)
     shared, different = (
-        models._total_bytes([with_encoder(plain[0], "a"), with_encoder(plain[1], second)])
+        models._total_bytes([with_encoder(manifests[0], "a"), with_encoder(manifests[1], second)])
         for second in "ab"
     )
-    item = encoder_bytes(with_encoder(plain[0], "a").files[ENCODER])
-    assert shared == bare + item
-    assert different == bare + 2 * item
+    size_bytes = encoder_bytes(with_encoder(manifests[0], "a").files[ENCODER])
+    assert shared == base_bytes + size_bytes
+    assert different == base_bytes + 2 * size_bytes
 
 
-def test_another_version_under_a_number_used_before_has_a_new_drift_test(store, models, watcher):
+def test_reused_version_number_gets_a_new_drift_test(store, models, watcher):
     before = models.get("tiny", "2")
     store.set_alias("tiny", "latest", "1")
     shutil.rmtree(store.root / "tiny" / "2")
@@ -185,47 +183,47 @@ def test_another_version_under_a_number_used_before_has_a_new_drift_test(store, 
     assert models.get("tiny", "2").drift is not before.drift
 
 
-def test_a_signature_that_is_taken_away_or_changed_counts_when_the_version_is_next_loaded(store):
+def test_missing_or_changed_signature_prevents_the_next_load(store):
     key = Ed25519PrivateKey.generate()
     for version in ("1", "2"):
         store.sign("tiny", version, key)
     signatures = [store.root / "tiny" / version / "manifest.sig" for version in ("1", "2")]
-    before = get_watcher(store, TrustedKeys((key.public_key(),)))
-    before.refresh()
-    signed = signatures[1].read_bytes()
-    for unsigned in (None, signatures[0].read_bytes(), signed[:-1], bytes(64)):
+    running = get_watcher(store, TrustedKeys((key.public_key(),)))
+    running.refresh()
+    signature = signatures[1].read_bytes()
+    for content in (None, signatures[0].read_bytes(), signature[:-1], bytes(64)):
         signatures[1].unlink(missing_ok=True)
-        if unsigned is not None:
-            signatures[1].write_bytes(unsigned)
-        before.refresh_now()
-        assert before.models.get("tiny").version == "2"
-        assert "manifest.sig" in before.problems["tiny", "latest"]
-        after = get_watcher(store, TrustedKeys((key.public_key(),)))
-        after.refresh()
-        assert after.models.aliases("tiny") == {}
-        assert "manifest.sig" in after.problems["tiny", "latest"]
+        if content is not None:
+            signatures[1].write_bytes(content)
+        running.refresh_now()
+        assert running.models.get("tiny").version == "2"
+        assert "manifest.sig" in running.problems["tiny", "latest"]
+        restarted = get_watcher(store, TrustedKeys((key.public_key(),)))
+        restarted.refresh()
+        assert restarted.models.aliases("tiny") == {}
+        assert "manifest.sig" in restarted.problems["tiny", "latest"]
         with pytest.raises(BrokenArtifact, match=r"manifest\.sig"):
-            after.models.get("tiny", "2")
-    signatures[1].write_bytes(signed)
-    after.refresh_now()
-    assert (after.models.get("tiny").version, after.problems) == ("2", {})
+            restarted.models.get("tiny", "2")
+    signatures[1].write_bytes(signature)
+    restarted.refresh_now()
+    assert (restarted.models.get("tiny").version, restarted.problems) == ("2", {})
 
 
-def test_a_store_that_cannot_be_written_is_served(monkeypatch, store):
-    opened = os.open
+def test_read_only_store_is_served(monkeypatch, store):
+    real_open = os.open
 
     def read_only(path, flags, *arguments, **options):
-        is_there = not isinstance(path, int) and str(path).startswith(str(store.root))
-        if is_there and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        is_in_store = not isinstance(path, int) and str(path).startswith(str(store.root))
+        if is_in_store and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        return opened(path, flags, *arguments, **options)
+        return real_open(path, flags, *arguments, **options)
 
-    def no_change(*_, **__):
+    def refuse(*_, **__):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(os, "open", read_only)
     for name in ("mkdir", "rename", "unlink", "chmod", "link"):
-        monkeypatch.setattr(os, name, no_change)
+        monkeypatch.setattr(os, name, refuse)
     watcher = get_watcher(store)
     watcher.refresh()
     assert watcher.models.get("tiny").version == "2"
@@ -233,13 +231,13 @@ def test_a_store_that_cannot_be_written_is_served(monkeypatch, store):
     assert watcher.problems == {}
 
 
-def test_what_is_in_memory_is_administered_though_its_version_was_deleted(store, models):
+def test_drift_of_a_loaded_version_can_be_reset_after_its_deletion(store, models):
     models.get("tiny", "1")
     shutil.rmtree(store.root / "tiny" / "1")
     assert models.reset_drift("tiny", "1")[0] == "1"
 
 
-class AnyStore(RuleBasedStateMachine):
+class StoreMachine(RuleBasedStateMachine):
     factory: pytest.TempPathFactory
 
     def __init__(self):
@@ -247,15 +245,15 @@ class AnyStore(RuleBasedStateMachine):
         self.store = ModelStore(self.factory.mktemp("any") / "models")
         self.watcher = get_watcher(self.store)
         self.models = self.watcher.models
-        self.digests, self.damaged, self.serves = {}, set(), {}
-        self.is_known = False  # whether a look has seen the model
+        self.digests, self.damaged, self.serving = {}, set(), {}
+        self.is_known = False  # whether a refresh has found the model
 
-    @rule(is_whole=st.booleans())
-    def publish(self, is_whole):
+    @rule(is_intact=st.booleans())
+    def publish(self, is_intact):
         number = tiny.publish(self.store)
         self.digests[number] = self.store.manifest("tiny", number).digest
         self.damaged.discard(number)
-        if not is_whole:
+        if not is_intact:
             self._damage(number)
 
     @precondition(lambda self: self._published())
@@ -280,34 +278,34 @@ class AnyStore(RuleBasedStateMachine):
 
     @rule()
     def refresh(self):
-        in_memory, before = self._in_memory(), dict(self.serves)
+        in_memory, before = self._in_memory(), dict(self.serving)
         self.watcher.refresh_now()
         if not self._published():
             return
         for alias, expected in self.store.aliases("tiny").items():
-            is_later = not before and alias != "latest"  # loaded when a request wants it
-            full = [n for n in self._published() if n in in_memory or n not in self.damaged]
-            if is_later or expected in full:
-                self.serves[alias] = expected
+            is_lazy = not before and alias != "latest"  # loaded by the first request
+            usable = [n for n in self._published() if n in in_memory or n not in self.damaged]
+            if is_lazy or expected in usable:
+                self.serving[alias] = expected
         self.is_known = True
-        assert self._in_memory() - in_memory <= {*self.serves.values()}
+        assert self._in_memory() - in_memory <= {*self.serving.values()}
 
     @precondition(lambda self: self.is_known)
     @rule(data=st.data())
     def get(self, data):
         names = self.store.aliases("tiny")
-        expected = data.draw(st.sampled_from(sorted({*names, *self.serves, *self.digests})))
-        there = self._in_memory() | {*self._published()}
+        expected = data.draw(st.sampled_from(sorted({*names, *self.serving, *self.digests})))
+        available = self._in_memory() | {*self._published()}
         candidates = [
             number
-            for number in (self.serves.get(expected), names.get(expected), expected)
-            if number in there
+            for number in (self.serving.get(expected), names.get(expected), expected)
+            if number in available
         ]
-        in_memory, is_refused = self._in_memory(), {*self.models.errors("tiny")} | self.damaged
+        in_memory, broken = self._in_memory(), {*self.models.errors("tiny")} | self.damaged
         if not candidates:
             with pytest.raises(NotFound):
                 self.models.get("tiny", expected)
-        elif candidates[0] in is_refused - in_memory:
+        elif candidates[0] in broken - in_memory:
             with pytest.raises(BrokenArtifact):
                 self.models.get("tiny", expected)
         else:
@@ -329,9 +327,9 @@ class AnyStore(RuleBasedStateMachine):
         self.damaged.add(number)
 
 
-def test_whatever_becomes_of_the_store_what_is_served_is_whole_and_what_its_alias_named(
+def test_served_versions_are_intact_and_match_their_alias(
     tmp_path_factory,
 ):
-    machine = type("AnyStoreHere", (AnyStore,), {"factory": tmp_path_factory})
+    machine = type("StoreMachineWithFactory", (StoreMachine,), {"factory": tmp_path_factory})
     budget = settings(max_examples=20, stateful_step_count=15)
     run_state_machine_as_test(machine, settings=budget)

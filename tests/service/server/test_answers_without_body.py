@@ -34,23 +34,23 @@ def exchange(app, *requests, head=False):
         async with http_server(app, shared) as (port, _):
             with Connection(port, 5.0) as connection:
                 first = await asyncio.to_thread(connection.ask, requests[0], head)
-                rest = [await asyncio.to_thread(connection.ask, each) for each in requests[1:]]
+                rest = [await asyncio.to_thread(connection.ask, item) for item in requests[1:]]
         return [first, *rest]
 
     return asyncio.run(run())
 
 
 @pytest.mark.parametrize("path", ["/broken", "/nothing", "/health/ready", "/predict", "/models"])
-def test_a_failed_head_request_has_no_body(app, path):
-    failed, live = exchange(app, request("HEAD", path), LIVE, head=True)
-    assert failed.status == {"/broken": 500, "/models": 200}.get(path, failed.status)
-    assert int(failed.headers[b"content-length"]) > 0
+def test_head_response_has_no_body(app, path):
+    response, live = exchange(app, request("HEAD", path), LIVE, head=True)
+    assert response.status == {"/broken": 500, "/models": 200}.get(path, response.status)
+    assert int(response.headers[b"content-length"]) > 0
     assert (live.status, live.body) == (200, b'{"status":"live"}')
 
 
 @pytest.mark.parametrize("status", [204, 304])
-def test_a_status_without_content_has_no_body(app, status):
-    empty, live = exchange(app, request("GET", f"/status/{status}"), LIVE, head=True)
-    assert empty.status == status
-    assert (status == 204) <= (b"content-length" not in empty.headers)
+def test_204_and_304_responses_have_no_body(app, status):
+    response, live = exchange(app, request("GET", f"/status/{status}"), LIVE, head=True)
+    assert response.status == status
+    assert (status == 204) <= (b"content-length" not in response.headers)
     assert (live.status, live.body) == (200, b'{"status":"live"}')

@@ -14,40 +14,40 @@ from service.request_context import RequestContext
 from service.server.budget import MAX_SHARE, SMALL_BYTES, ByteBudget, Reservation
 from tests.support.texts import tokenizer
 
-MOST = 64 << 20
+MAX_BYTES = 64 << 20
 
 
-def bounds(max_bytes):
+def context(max_bytes):
     return RequestContext(Reservation(ByteBudget(max_bytes)))
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(SMALL_BYTES + 1, MOST)), max_size=60))
-def test_no_client_takes_all_and_all_is_given_back(asked):
-    budget, reservations, stored = ByteBudget(MOST), [], {}
-    for client, size in asked:
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(SMALL_BYTES + 1, MAX_BYTES)), max_size=60))
+def test_no_client_exhausts_the_budget_and_all_bytes_are_released(requests):
+    budget, reservations, used_bytes = ByteBudget(MAX_BYTES), [], {}
+    for client, size in requests:
         reservation = Reservation(budget, client)
         reservations.append(reservation)
         try:
             reservation.acquire(size)
         except Overloaded:
-            assert size > budget.max_bytes - budget.used_bytes or stored.get(
+            assert size > budget.max_bytes - budget.used_bytes or used_bytes.get(
                 client, 0
             ) + size > MAX_SHARE * (budget.max_bytes - budget.used_bytes - size)
             continue
-        stored[client] = stored.get(client, 0) + size
-        assert budget.used_bytes == sum(stored.values()) <= MOST
-        left = MOST - budget.used_bytes
-        assert stored[client] <= MAX_SHARE * left
+        used_bytes[client] = used_bytes.get(client, 0) + size
+        assert budget.used_bytes == sum(used_bytes.values()) <= MAX_BYTES
+        free_bytes = MAX_BYTES - budget.used_bytes
+        assert used_bytes[client] <= MAX_SHARE * free_bytes
         newcomer = Reservation(budget, "newcomer")
-        newcomer.acquire(left * MAX_SHARE // (MAX_SHARE + 1))
+        newcomer.acquire(free_bytes * MAX_SHARE // (MAX_SHARE + 1))
         newcomer.release()
     for reservation in reservations:
         reservation.release()
     assert budget.used_bytes == 0
 
 
-def test_small_requests_fit_where_their_client_has_its_share_already():
-    budget = ByteBudget(MOST)
+def test_small_requests_fit_even_if_their_client_has_used_its_share():
+    budget = ByteBudget(MAX_BYTES)
     large = Reservation(budget, "a")
     large.acquire(large.max_bytes)
     with pytest.raises(Overloaded):
@@ -55,11 +55,11 @@ def test_small_requests_fit_where_their_client_has_its_share_already():
     small = Reservation(budget, "a")
     small.acquire(SMALL_BYTES)
     with pytest.raises(Overloaded):
-        small.acquire(1)  # is small no more
+        small.acquire(1)  # no longer small
 
 
-def test_what_never_fits_is_too_large():
-    reservation = Reservation(ByteBudget(MOST), "a")
+def test_reservation_that_can_never_fit_is_too_large():
+    reservation = Reservation(ByteBudget(MAX_BYTES), "a")
     with pytest.raises(
         TooLarge, match="pool: expected at most 50331648 bytes in memory, got about 50331649"
     ):
@@ -69,38 +69,38 @@ def test_what_never_fits_is_too_large():
         reservation.reserve(1, "pool")
 
 
-def test_what_is_held_for_the_moment_is_given_back_once_also_when_the_request_is_over_before():
-    budget = ByteBudget(MOST)
+def test_held_bytes_are_released_once_even_if_the_request_ends_first():
+    budget = ByteBudget(MAX_BYTES)
     reservation = Reservation(budget, "a")
     reservation.acquire(1000)
-    with reservation.hold(MOST // 2, "inputs"):
-        assert budget.used_bytes == 1000 + MOST // 2
-        with pytest.raises(Overloaded), Reservation(budget, "b").hold(MOST // 2, "inputs"):
+    with reservation.hold(MAX_BYTES // 2, "inputs"):
+        assert budget.used_bytes == 1000 + MAX_BYTES // 2
+        with pytest.raises(Overloaded), Reservation(budget, "b").hold(MAX_BYTES // 2, "inputs"):
             pass
-        reservation.release()  # the request is over
-        assert budget.used_bytes == MOST // 2
+        reservation.release()  # the request ends
+        assert budget.used_bytes == MAX_BYTES // 2
     assert budget.used_bytes == reservation.used_bytes == 0
     with (
         pytest.raises(TooLarge, match=r"inputs: expected at most"),
-        reservation.hold(MOST, "inputs"),
+        reservation.hold(MAX_BYTES, "inputs"),
     ):
         pass
     assert budget.used_bytes == 0
 
 
-def test_decoding_an_image_takes_of_the_budget_before_it_begins():
+def test_image_memory_is_reserved_before_decoding():
     file = io.BytesIO()
     Image.new("L", (1000, 1000)).save(file, "PNG")
     spec = InputSpec(shape=(4, 4), minimum=0, maximum=255, image=ImageSpec(mode="L", resize=True))
     rows = [file.getvalue()] * 3
-    assert RowReader(spec, "inputs", bounds(20 << 20)).read_all(rows).shape == (3, 16)
+    assert RowReader(spec, "inputs", context(20 << 20)).read_all(rows).shape == (3, 16)
     with pytest.raises(TooLarge, match=r"inputs\.0: expected at most .* bytes in memory"):
-        RowReader(spec, "inputs", bounds(10 << 20)).read_all(rows)
+        RowReader(spec, "inputs", context(10 << 20)).read_all(rows)
 
 
-def test_an_image_counts_with_its_pixels_once_it_is_resized_in_proportion():
+def test_limits_apply_to_an_image_after_proportional_resizing():
     file = io.BytesIO()
-    Image.new("L", (2, 200)).save(file, "PNG")  # 100 x 10000 pixels
+    Image.new("L", (2, 200)).save(file, "PNG")  # resized to 100 x 10000 pixels
     image = ImageSpec(mode="L", resize=True, fit="crop", shorter=100)
     spec, rows = InputSpec(shape=(4, 4), minimum=0, maximum=255, image=image), [file.getvalue()] * 2
     reservation = Reservation(ByteBudget(20 << 20))
@@ -112,14 +112,14 @@ def test_an_image_counts_with_its_pixels_once_it_is_resized_in_proportion():
     ):
         RowReader(spec, "inputs", limited).read_all(rows)
     with pytest.raises(TooLarge, match=r"inputs\.0: expected at most .* bytes in memory"):
-        RowReader(spec, "inputs", bounds(9 << 20)).read_all(rows)
+        RowReader(spec, "inputs", context(9 << 20)).read_all(rows)
 
 
-def test_tokenising_takes_of_the_budget_before_it_begins():
+def test_text_memory_is_reserved_before_tokenizing():
     text = TextSpec(column="text", max_tokens=8, pad_id=0)
     spec = InputSpec(shape=(8,), dtype="int32", minimum=0, maximum=99, text=text)
     encoder = TextEncoder(tokenizer().to_str().encode(), text)
     rows = [{"text": "good " * 6_000}] * 2
-    assert RowReader(spec, "inputs", bounds(30 << 20), encoder).read_all(rows).shape == (2, 8)
+    assert RowReader(spec, "inputs", context(30 << 20), encoder).read_all(rows).shape == (2, 8)
     with pytest.raises(TooLarge, match=r"inputs\.0\.text: expected at most .* bytes in memory"):
-        RowReader(spec, "inputs", bounds(19 << 20), encoder).read_all(rows)
+        RowReader(spec, "inputs", context(19 << 20), encoder).read_all(rows)

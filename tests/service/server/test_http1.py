@@ -32,7 +32,7 @@ BODIES = (
 )
 
 
-def ours(content, cuts=()):
+def parse_strictly(content, cuts=()):
     buffer, parser, head, body = StrictBuffer(), None, None, b""
     for begin, end in zip((0, *cuts), (*cuts, len(content)), strict=True):
         buffer += content[begin:end]
@@ -48,10 +48,8 @@ def ours(content, cuts=()):
     return None
 
 
-def theirs(content):
-    while content.startswith(
-        b"\r\n"
-    ):  # empty lines before a request, which it does not pass over as it may
+def parse_with_h11(content):
+    while content.startswith(b"\r\n"):  # h11 does not skip empty lines before a request
         content = content[2:]
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)
     connection.receive_data(content)
@@ -68,52 +66,52 @@ def theirs(content):
             return request.method, list(request.headers), body, connection.trailing_data[0]
 
 
-def mutated(generator):
-    """A request, seldom a right one."""
+def random_request(generator):
+    """Return a random request, usually malformed."""
     pieces = [*GOOD, *generator.choice(BODIES)]
     for _ in range(generator.choice((0, 1, 1, 2, 3))):
-        place = generator.randrange(len(pieces) + 1)
-        pieces[place : place + generator.choice((0, 0, 1))] = [generator.choice(PIECES)]
+        index = generator.randrange(len(pieces) + 1)
+        pieces[index : index + generator.choice((0, 0, 1))] = [generator.choice(PIECES)]
     return b"".join(pieces)
 
 
-def meaning(read, *arguments):
+def get_outcome(parse, *arguments):
     try:
-        return read(*arguments)
+        return parse(*arguments)
     except (BadRequest, h11.RemoteProtocolError):
         return "refused"
 
 
-def test_what_is_accepted_has_the_meaning_that_another_parser_sees():
+def test_accepted_requests_parse_as_with_plain_h11():
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     generator, accepted, refused = random.Random(seed), 0, 0
     for _ in range(20_000):
-        content = mutated(generator)
-        kind = meaning(ours, content)
-        refused += kind == "refused"
-        if kind == "refused" or kind is None:
+        content = random_request(generator)
+        outcome = get_outcome(parse_strictly, content)
+        refused += outcome == "refused"
+        if outcome == "refused" or outcome is None:
             continue
         accepted += 1
-        assert meaning(theirs, content) == kind, content
+        assert get_outcome(parse_with_h11, content) == outcome, content
     assert min(accepted, refused) > 2000
 
 
-def test_a_request_means_the_same_however_it_is_cut():
+def test_parsing_does_not_depend_on_chunk_boundaries():
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     generator = random.Random(seed)
     for _ in range(3000):
-        content = mutated(generator)
+        content = random_request(generator)
         cuts = sorted(generator.sample(range(len(content)), min(5, len(content))))
-        full, cut = meaning(ours, content), meaning(ours, content, cuts)
+        full, cut = get_outcome(parse_strictly, content), get_outcome(parse_strictly, content, cuts)
         assert full == cut or {full, cut} <= {"refused", None}, (
             content,
             cuts,
-        )  # refused sooner or later
+        )  # one may refuse earlier
 
 
-def test_the_versions_of_h11_that_are_installed_use_our_buffer():
+def test_installed_h11_uses_our_buffer():
     buffer = StrictBuffer()
     parser = new_parser(buffer)
     parser.receive_data(b"GET / HTTP/1.1\nHost: x\n\n")
@@ -133,9 +131,9 @@ def test_the_versions_of_h11_that_are_installed_use_our_buffer():
         b"0\r\nX: a\r\n b\r\n\r\n",
     ],
 )
-def test_chunked_bodies_are_read_without_the_leniences_of_h11(rest):
+def test_malformed_chunks_that_h11_tolerates_are_refused(rest):
     head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     full = rest if rest.startswith(b"0") else rest + b"0\r\n\r\n"
-    assert theirs(head + full)[0] == b"POST"
+    assert parse_with_h11(head + full)[0] == b"POST"
     with pytest.raises(BadRequest):
-        ours(head + full)
+        parse_strictly(head + full)

@@ -11,15 +11,15 @@ from service.settings import Settings
 
 
 @pytest.fixture
-def _own_signals():
+def _restore_signals():
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
-@pytest.mark.usefixtures("_own_signals")
-def test_a_worker_that_cannot_be_started_is_tried_again(monkeypatch, caplog):
+@pytest.mark.usefixtures("_restore_signals")
+def test_worker_that_cannot_start_is_retried(monkeypatch, caplog):
     commands = []
 
     def start(command, **options):
@@ -27,9 +27,9 @@ def test_a_worker_that_cannot_be_started_is_tried_again(monkeypatch, caplog):
         if len(commands) == 1:
             raise OSError(12, "Cannot allocate memory")
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        return real([sys.executable, "-c", "import time; time.sleep(60)"], **options)
+        return popen([sys.executable, "-c", "import time; time.sleep(60)"], **options)
 
-    real = subprocess.Popen
+    popen = subprocess.Popen
     monkeypatch.setattr(supervisor.subprocess, "Popen", start)
     monkeypatch.setattr(supervisor, "RESTART_S", 0.1)
     assert supervisor.supervise(Settings(port=0, workers=1)) == 0

@@ -19,7 +19,7 @@ def get(key=KEYS[0], path="/"):
 
 
 class Server:
-    """A server whose application answers when `is_open` is set, and the clients' connections."""
+    """A server that answers once `is_open` is set, with its client connections."""
 
     def __init__(self, monkeypatch):
         monkeypatch.setattr(connections, "ALONE", (ALONE[0], 60.0))
@@ -64,29 +64,29 @@ class Server:
         return readers
 
 
-async def status_of(reader):
+async def read_status(reader):
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
     return int(head[9:12])
 
 
-def test_a_client_gets_few_turns_while_another_is_active_and_all_are_answered(monkeypatch):
+def test_client_gets_fewer_turns_while_another_client_is_active(monkeypatch):
     async def run():
         async with Server(monkeypatch) as server:
             first = await server.send(*[get()] * (ALONE[0] + 5))
             assert server.running == ALONE[0]
-            other = await server.send(*[get(KEYS[1])] * (SHARED[0] + 5))
+            second = await server.send(*[get(KEYS[1])] * (SHARED[0] + 5))
             assert server.running == ALONE[0] + SHARED[0]
             (live,) = await server.send(LIVE)
-            assert await status_of(live) == 204
+            assert await read_status(live) == 204
             for connection in [*server.state.connections]:
                 connection.shutdown()
             server.is_open.set()
-            assert {await status_of(connection) for connection in [*first, *other]} == {204}
+            assert {await read_status(connection) for connection in [*first, *second]} == {204}
 
     asyncio.run(run())
 
 
-def test_a_pipeline_waits_behind_other_requests_of_its_client(monkeypatch):
+def test_pipeline_waits_behind_other_requests_of_its_client(monkeypatch):
     monkeypatch.setattr(connections, "ALONE", (1, 60.0))
 
     async def run():
@@ -94,42 +94,42 @@ def test_a_pipeline_waits_behind_other_requests_of_its_client(monkeypatch):
             pipeline = b"".join(get(path=path) for path in ("/1", "/2", "/3"))
             readers = await server.send(pipeline, get(path="/single"))
             server.is_open.set()
-            assert [await status_of(readers[i]) for i in (0, 0, 0, 1)] == [204] * 4
+            assert [await read_status(readers[i]) for i in (0, 0, 0, 1)] == [204] * 4
             assert server.paths == ["/1", "/single", "/2", "/3"]
 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("is_lost", [False, True])
-def test_turns_end_after_some_time_and_with_the_request(monkeypatch, is_lost):
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_turns_end_after_a_time_limit_and_with_the_request(monkeypatch, is_closed):
     async def run():
         async with Server(monkeypatch) as server:
             monkeypatch.setattr(connections, "ALONE", (1, 0.3))
             first, second = await server.send(get(), get())
             assert server.running == 1
-            if is_lost:
+            if is_closed:
                 server.writers[1].close()
                 (second,) = await server.send(get())
             await asyncio.sleep(0.4)
             assert server.running == 2
             server.is_open.set()
-            assert [await status_of(first), await status_of(second)] == [204, 204]
+            assert [await read_status(first), await read_status(second)] == [204, 204]
 
     asyncio.run(run())
 
 
-def test_an_address_with_many_wrong_keys_is_refused_without_a_valid_key(monkeypatch, caplog):
+def test_address_with_many_wrong_keys_needs_a_valid_key(monkeypatch, caplog):
     async def run():
         async with Server(monkeypatch) as server:
             server.is_open.set()
             wrong = await server.send(*[get("an-unknown-key-of-a-client")] * (MAX_FAILED_KEYS + 3))
-            statuses = [await status_of(connection) for connection in wrong]
+            statuses = [await read_status(connection) for connection in wrong]
             assert statuses == [204] * MAX_FAILED_KEYS + [429] * 3
             assert b"too many wrong keys" in await wrong[-1].read()
-            valid, other = await server.send(get(), LIVE)
-            assert [await status_of(valid), await status_of(other)] == [204, 204]
-            (elsewhere,) = await server.send(get("an-unknown-key-of-a-client"), source="127.0.0.2")
-            assert await status_of(elsewhere) == 204
+            valid, live = await server.send(get(), LIVE)
+            assert [await read_status(valid), await read_status(live)] == [204, 204]
+            (remote,) = await server.send(get("an-unknown-key-of-a-client"), source="127.0.0.2")
+            assert await read_status(remote) == 204
 
     asyncio.run(run())
     assert caplog.text.count("wrong keys") == 1

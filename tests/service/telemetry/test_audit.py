@@ -11,12 +11,12 @@ from service.settings import Settings
 from service.telemetry import logs
 from tests.support.stores import publish_again
 
-BOSS, OTHER = "the-key-of-the-boss", "a-key-of-nobody-here"
+ADMIN, UNKNOWN = "the-key-of-the-boss", "a-key-of-nobody-here"
 ROW = [0.0] * 64
 VERSION = "/admin/models/digits/versions/{}/{}"
 CANDIDATE = "/admin/models/digits/candidate"
 # POST routes that change neither models nor labels nor jobs
-UNCHANGING = {
+UNAUDITED = {
     *("/predict", "/acquire", "/acquire/preview", "/predict/jobs", "/acquire/jobs"),
     *("/admin/refresh", "/invocations", "/v2/repository/index"),
     *("/v2/models/{name}/infer", "/v2/models/{name}/versions/{version}/infer"),
@@ -25,11 +25,11 @@ UNCHANGING = {
 LABEL = {"id": "a", "label": "3", "input": ROW}
 
 
-def test_each_change_and_each_refusal_has_a_line(serve, own_store, digits_store, tmp_path):
-    publish_again(own_store, digits_store)
-    settings = {"DUBITO_ADMIN_KEY": BOSS, "DUBITO_JOBS_AT_ONCE": "0", "DUBITO_LOG": "json"}
-    with serve(own_store.root, **settings) as (url, process):
-        with httpx.Client(base_url=url, timeout=60, headers={"X-API-Key": BOSS}) as client:
+def test_every_change_and_refusal_has_an_audit_line(serve, writable_store, digits_store, tmp_path):
+    publish_again(writable_store, digits_store)
+    settings = {"DUBITO_ADMIN_KEY": ADMIN, "DUBITO_JOBS_AT_ONCE": "0", "DUBITO_LOG": "json"}
+    with serve(writable_store.root, **settings) as (url, process):
+        with httpx.Client(base_url=url, timeout=60, headers={"X-API-Key": ADMIN}) as client:
             answers = [
                 client.post(VERSION.format(1, "promote")),
                 client.post("/predict", json={"inputs": [ROW], "version": "2", "seed": 1}),
@@ -42,7 +42,7 @@ def test_each_change_and_each_refusal_has_a_line(serve, own_store, digits_store,
             job = client.post("/predict/jobs", json={"inputs": [ROW]}).json()["id"]
             answers += [client.post(f"/jobs/{job}/cancel"), client.delete(f"/jobs/{job}")]
             assert all(answer.is_success for answer in answers), [a.text for a in answers]
-            client.headers["X-API-Key"] = OTHER
+            client.headers["X-API-Key"] = UNKNOWN
             assert client.post("/admin/refresh%0A").status_code == 401
             headers = {"Origin": "http://evil.example"}
             assert client.post("/predict", headers=headers).status_code == 403
@@ -75,19 +75,19 @@ def test_each_change_and_each_refusal_has_a_line(serve, own_store, digits_store,
     ]
 
 
-def test_every_route_that_changes_something_is_audited(tmp_path):
-    app = create_app(Settings(store=tmp_path, admin_key=BOSS))
+def test_every_route_that_changes_state_is_audited(tmp_path):
+    app = create_app(Settings(store=tmp_path, admin_key=ADMIN))
     routes = [route for route in app.state.routes if route.methods - {"GET", "HEAD"}]
-    dependencies = {r.path: {each.name for each in r.dependant.dependencies} for r in routes}
-    assert {path for path, names in dependencies.items() if "audit" not in names} == UNCHANGING
+    dependencies = {r.path: {d.name for d in r.dependant.dependencies} for r in routes}
+    assert {path for path, names in dependencies.items() if "audit" not in names} == UNAUDITED
 
 
-def test_a_line_of_text_has_the_fields_on_one_line():
+def test_text_format_escapes_newlines_in_fields():
     record = logging.makeLogRecord({"msg": "promote", "fields": {"key": "a\nb", "before": None}})
     assert logs.TextFormatter("%(message)s").format(record) == 'promote key="a\\nb" before=null'
 
 
-def test_dropped_records_are_counted_and_reported_and_leave_room_for_the_audit_log(monkeypatch):
+def test_dropped_records_are_reported_and_leave_room_for_the_audit_log(monkeypatch):
     records, before = Queue(3), logs.DROPPED._value.get()
     monkeypatch.setattr(logs, "MAX_WAITING", 2)
     monkeypatch.setattr(logs, "_waiting", records)

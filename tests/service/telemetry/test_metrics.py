@@ -12,7 +12,7 @@ from service import limits
 from service.engine.admission import BATCH_ROW_DRAWS
 from service.telemetry.metrics import NATS, Metrics
 from tests.support.environment import ROOT
-from tests.support.serving import SOON, metric, open_client, wait_until
+from tests.support.serving import FAST_POLLING, metric, open_client, wait_until
 from tests.support.stores import publish_again
 
 VERSION_LABELS = {"model": "digits", "version": "1"}
@@ -26,7 +26,7 @@ def service(digits_store):
 
 @pytest.fixture
 def increase(service):
-    """By how much a metric has risen since the start of the test."""
+    """Return a function that computes how much a metric rose during the test."""
     before = service.get("/metrics").text
 
     def get_increase(name, **labels):
@@ -42,13 +42,13 @@ def metrics():
 
 
 def buckets(page, name, **labels):
-    """The rows of a histogram by bucket, those beyond the last edge included."""
+    """Return a histogram's rows per bucket, with the overflow bucket last."""
     edges = re.findall(rf'{name}_bucket{{le="([^"]*)"', page)
-    up_to = [metric(page, f"{name}_bucket", le=edge, **labels) for edge in dict.fromkeys(edges)]
-    return np.diff(up_to, prepend=0)
+    counts = [metric(page, f"{name}_bucket", le=edge, **labels) for edge in dict.fromkeys(edges)]
+    return np.diff(counts, prepend=0)
 
 
-def test_counters_move_by_what_requests_use(service, increase, digits_rows):
+def test_counters_increase_by_the_work_of_requests(service, increase, digits_rows):
     noise = np.random.default_rng(0).uniform(0, 16, (30, 64))
     rows = np.concatenate([digits_rows[:30], noise]).tolist()
     answer = service.post("/predict", json={"inputs": rows, "num_samples": 50, "fpr": 0.1})
@@ -72,7 +72,7 @@ def test_counters_move_by_what_requests_use(service, increase, digits_rows):
     assert metric(page, "process_resident_memory_bytes") > 1 << 20
 
 
-def test_rows_fall_into_the_buckets_of_their_entropies(service, increase, digits_rows):
+def test_rows_are_counted_in_their_entropy_buckets(service, increase, digits_rows):
     noise = np.random.default_rng(0).uniform(0, 16, (100, 64))
     before = buckets(service.get("/metrics").text, "dubito_entropy", **VERSION_LABELS)
     entropies = []
@@ -91,9 +91,7 @@ def test_rows_fall_into_the_buckets_of_their_entropies(service, increase, digits
     assert "dubito_std_bucket" not in page
 
 
-def test_a_micro_batch_is_counted_with_its_rows_requests_and_seconds(
-    service, increase, digits_rows
-):
+def test_micro_batch_metrics_count_rows_requests_and_seconds(service, increase, digits_rows):
     service.post("/predict", json={"inputs": digits_rows[:3].tolist()})
     pool = np.tile(digits_rows, (3, 1))
     service.post("/acquire", json={"pool": pool.tolist()})
@@ -103,20 +101,18 @@ def test_a_micro_batch_is_counted_with_its_rows_requests_and_seconds(
     assert increase("dubito_batch_requests_sum", **VERSION_LABELS) == 1 + parts
     assert increase("dubito_queue_seconds_count", **VERSION_LABELS) == 1 + parts
     assert increase("dubito_compute_seconds_count", **VERSION_LABELS) == 1 + parts
-    waited, worked = (
+    queue_s, compute_s = (
         increase(f"dubito_{kind}_seconds_sum", **VERSION_LABELS) for kind in ("queue", "compute")
     )
-    request = sum(
+    request_s = sum(
         increase("dubito_request_seconds_sum", route=route) for route in ("/predict", "/acquire")
     )
-    assert waited > 0
-    assert worked > 0
-    assert waited + worked < request
+    assert queue_s > 0
+    assert compute_s > 0
+    assert queue_s + compute_s < request_s
 
 
-def test_refused_requests_are_counted_by_route_status_and_reason_and_never_by_path(
-    service, increase
-):
+def test_refusals_are_counted_by_route_status_and_reason_but_not_path(service, increase):
     service.post("/predict", json={"inputs": [[0] * 64], "model": "nothing"})
     service.post("/predict", json={"inputs": [[0]] * 5000})
     service.post("/predict", content=b"{}")
@@ -144,9 +140,9 @@ def test_refused_requests_are_counted_by_route_status_and_reason_and_never_by_pa
     assert "nothing" not in service.get("/metrics").text
 
 
-def test_deleted_versions_have_no_series(own_store):
-    with open_client(own_store.root, **SOON) as client:
-        publish_again(own_store, own_store.root)
+def test_deleted_versions_have_no_series(writable_store):
+    with open_client(writable_store.root, **FAST_POLLING) as client:
+        publish_again(writable_store, writable_store.root)
         wait_until(
             lambda: (
                 metric(
@@ -161,7 +157,7 @@ def test_deleted_versions_have_no_series(own_store):
         for version in ("1", "2"):
             client.post("/predict", json={"inputs": [[0] * 64], "version": version})
         assert 'version="1"' in client.get("/metrics").text
-        shutil.rmtree(own_store.root / "digits" / "1")
+        shutil.rmtree(writable_store.root / "digits" / "1")
         wait_until(lambda: 'version="1"' not in client.get("/metrics").text)
         assert 'version="2"' in client.get("/metrics").text
 
@@ -176,14 +172,14 @@ def test_models_without_a_version_have_no_series(metrics):
     assert 'model="gone"' not in page
 
 
-def test_every_metric_is_in_the_guide(client):
+def test_every_metric_is_documented(client):
     guide = (ROOT / "docs" / "api.md").read_text()
     kinds = re.findall(r"^# TYPE (dubito_\w+) (\w+)$", client.get("/metrics").text, re.M)
     assert len(kinds) > 20
     assert [name for name, _ in kinds if f"`{name}`" not in guide] == []
 
 
-def test_labels_and_rows_kept_for_them_are_counted(service, increase, digits_rows):
+def test_labels_and_acquired_rows_are_counted(service, increase, digits_rows):
     pool = {
         "pool": digits_rows[:20].tolist(),
         "ids": [f"r{i}" for i in range(20)],
@@ -196,21 +192,21 @@ def test_labels_and_rows_kept_for_them_are_counted(service, increase, digits_row
     assert increase("dubito_control_rows_total", **VERSION_LABELS) == 5
     rows = digits_rows[:3].tolist()
     labels = [{"id": f"own{n}", "label": "3", "input": row} for n, row in enumerate(rows)]
-    for sent in (
+    for body in (
         {"labels": labels},
         {"labels": labels[:2]},
         {"labels": [{"id": "unknown", "label": "3"}]},
     ):
-        service.post("/labels", json=sent)
+        service.post("/labels", json=body)
     service.post("/labels", json={"labels": [{**labels[0], "label": "4"}], "replace": True})
-    counted = {
+    counts = {
         outcome: increase("dubito_labels_total", model="digits", outcome=outcome)
         for outcome in ("accepted", "known", "replaced")
     }
-    assert counted == {"accepted": 3, "known": 2, "replaced": 1}
+    assert counts == {"accepted": 3, "known": 2, "replaced": 1}
 
 
-def test_what_is_served_and_what_it_was_calibrated_on(service, digits_rows):
+def test_metrics_describe_served_versions_and_their_calibration(service, digits_rows):
     service.post("/predict", json={"inputs": digits_rows[:3].tolist()})
     page = service.get("/metrics").text
     assert metric(page, "dubito_ready") == 1
@@ -226,11 +222,13 @@ def test_what_is_served_and_what_it_was_calibrated_on(service, digits_rows):
     assert 0.05 - 1 / calibration < expected <= 0.05
 
 
-def test_what_cannot_be_served_or_kept_is_told(own_store, digits_store, tmp_path):
-    publish_again(own_store, digits_store, network=b"nothing")
+def test_metrics_report_broken_versions_and_unusable_state(writable_store, digits_store, tmp_path):
+    publish_again(writable_store, digits_store, network=b"nothing")
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "state.sqlite").write_text("no database" * 100)
-    with open_client(own_store.root, **SOON, DUBITO_STATE=str(tmp_path / "state")) as client:
+    with open_client(
+        writable_store.root, **FAST_POLLING, DUBITO_STATE=str(tmp_path / "state")
+    ) as client:
         wait_until(lambda: "dubito_state_usable 0.0" in client.get("/metrics").text)
         page = client.get("/metrics").text
     assert 0 < metric(page, "dubito_state_free_ratio") < 1
@@ -240,18 +238,18 @@ def test_what_cannot_be_served_or_kept_is_told(own_store, digits_store, tmp_path
     assert "dubito_alias{" not in page
 
 
-def test_jobs_are_counted_from_0_on(metrics):
+def test_job_counters_start_at_0(metrics):
     page = generate_latest(metrics.registry).decode()
     for kind, state in product(("acquire", "predict"), ("done", "failed", "cancelled")):
         assert f'dubito_jobs_total{{kind="{kind}",state="{state}"}} 0.0' in page
 
 
-def test_a_regression_is_counted_by_its_standard_deviations(metrics):
+def test_regression_rows_are_counted_by_standard_deviation(metrics):
     std = np.array([1e-5, 0.5, 2.0, 1e9, np.inf])
     metrics.count_prediction(("m", "3"), "std", std, draws=10, flags=2)
     page = generate_latest(metrics.registry).decode()
-    of_model = {"model": "m", "version": "3"}
-    assert metric(page, "dubito_rows_total", **of_model) == 5
-    assert metric(page, "dubito_std_count", **of_model) == 4
-    assert metric(page, "dubito_std_bucket", le="1.0", **of_model) == 2
+    labels = {"model": "m", "version": "3"}
+    assert metric(page, "dubito_rows_total", **labels) == 5
+    assert metric(page, "dubito_std_count", **labels) == 4
+    assert metric(page, "dubito_std_bucket", le="1.0", **labels) == 2
     assert "dubito_entropy_bucket" not in page

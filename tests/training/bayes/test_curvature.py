@@ -17,7 +17,7 @@ TASKS = [
 ]
 
 
-def rows_like(*shape):
+def random_rows(*shape):
     return torch.randn(ROWS, *shape, generator=torch.Generator().manual_seed(0))
 
 
@@ -29,7 +29,7 @@ def get_model(task="classification", **changes):
         **changes,
     )
     model = build(recipe, (6,), 0 if task == "regression" else CLASSES)
-    x = rows_like(6)
+    x = random_rows(6)
     y = x[:, 0] * 3 + 5 if task == "regression" else torch.arange(ROWS) % CLASSES
     initialise(model, x)
     model.likelihood.start(y)
@@ -40,8 +40,8 @@ def get_model(task="classification", **changes):
     return model.eval(), x, y
 
 
-def exact(model, x, y):
-    """H in float64 by automatic derivatives of each row's outputs and log-density."""
+def exact_curvature(model, x, y):
+    """Compute the curvature in float64 with autograd."""
     theta = model.posterior.centre()
     jacobian = derivatives.jacobian(
         lambda t: model.network(x, t[None, None])[0], theta
@@ -60,33 +60,33 @@ def row_hessian(likelihood, outputs, y):
             outputs[0],
         ).double()
     mean, log_variance = likelihood(outputs[None])[0, 0].unbind(-1)
-    # of targets this far from the mean the second derivatives have their mean
+    # Averaged over these two targets, the second derivative equals its expectation.
     std = (0.5 * log_variance).exp()
     return sum(
         derivatives.hessian(
-            lambda o, at=at: -likelihood.log_likelihood(likelihood(o[None, None]), at[None]).sum(),
+            lambda o, t=t: -likelihood.log_likelihood(likelihood(o[None, None]), t[None]).sum(),
             outputs[0],
         ).double()
         / 2
-        for at in (mean + std, mean - std)
+        for t in (mean + std, mean - std)
     )
 
 
-def rebuilt(eigen):
-    """The matrix of eigenvalues and eigenvectors."""
+def reconstruct(eigen):
+    """Rebuild the matrix from its eigenvalues and eigenvectors."""
     basis = torch.einsum("ia,ob->ioab", eigen.input_vectors, eigen.output_vectors)
     matrix = torch.einsum("ioab,ab,jpab->iojp", basis, eigen.values, basis)
     return matrix.reshape(eigen.values.numel(), eigen.values.numel())
 
 
 @pytest.mark.parametrize(("task", "changes"), TASKS)
-def test_curvature_of_one_row_is_exact(task, changes):
+def test_curvature_is_exact_for_one_row(task, changes):
     model, x, y = get_model(task, **changes)
     x, y = x[:1], y[:1]
     if model.likelihood.task == "classification" and model.likelihood.log_weights is not None:
         model.likelihood.log_weights.copy_(torch.tensor([0.5, 0.1, -0.3, -0.6]))
-    matrix = rebuilt(curvature(model, x, y)[0])
-    torch.testing.assert_close(matrix, exact(model, x, y), rtol=1e-4, atol=1e-5)
+    matrix = reconstruct(curvature(model, x, y)[0])
+    torch.testing.assert_close(matrix, exact_curvature(model, x, y), rtol=1e-4, atol=1e-5)
 
 
 def test_kronecker_factors_are_sums_over_rows():
@@ -96,13 +96,13 @@ def test_kronecker_factors_are_sums_over_rows():
     a = torch.cat([h, torch.ones(ROWS, 1)], 1)
     total = output_hessian(model.likelihood, model.network(x, theta)[0], y)
     expected = torch.einsum("ij,op->iojp", a.T @ a, total).reshape(16, 16) / ROWS
-    matrix = rebuilt(curvature(model, x, y)[0])
+    matrix = reconstruct(curvature(model, x, y)[0])
     torch.testing.assert_close(matrix.float(), expected, rtol=1e-3, atol=1e-5)
 
 
-def test_rows_in_chunks_add_up_to_the_same(monkeypatch):
+def test_curvature_does_not_depend_on_chunk_size(monkeypatch):
     model, x, y = get_model()
-    expected = rebuilt(curvature(model, x, y)[0])
+    expected = reconstruct(curvature(model, x, y)[0])
     monkeypatch.setattr(fitting, "CHUNK_ROWS", 2)
-    matrix = rebuilt(curvature(model, x, y)[0])
+    matrix = reconstruct(curvature(model, x, y)[0])
     torch.testing.assert_close(matrix, expected, rtol=1e-4, atol=1e-6)

@@ -23,8 +23,8 @@ from training.networks.networks import DrawnNetwork, MemberNetwork
 PRIOR_STD, NOISE_STD = 1.5, 0.7
 
 
-def jiggled(posterior, seed=0):
-    """A posterior in float64 whose parameters are away from their start."""
+def perturb(posterior, seed=0):
+    """Convert a posterior to float64 and perturb its parameters."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in posterior.double().parameters():
@@ -34,24 +34,26 @@ def jiggled(posterior, seed=0):
     return posterior
 
 
-def test_the_gaussian_kl_and_its_gradient_are_the_analytic_ones():
-    created = jiggled(NormalPriorPosterior(5, -1.0, 0.8))
-    q = Independent(Normal(created.mu, created.sigma), 1)
+def test_gaussian_kl_and_gradient_match_closed_form():
+    posterior = perturb(NormalPriorPosterior(5, -1.0, 0.8))
+    q = Independent(Normal(posterior.mu, posterior.sigma), 1)
     p = Independent(Normal(torch.zeros(5, dtype=torch.float64), 0.8), 1)
-    theta, kl = created.sample(standard_noise(3, 5, 0).double())
+    theta, kl = posterior.sample(standard_noise(3, 5, 0).double())
     torch.testing.assert_close(kl, kl_divergence(q, p).expand(3))
     gradients = (
-        torch.autograd.grad(each, [created.mu, created.rho])
-        for each in (kl[0], kl_divergence(q, p))
+        torch.autograd.grad(value, [posterior.mu, posterior.rho])
+        for value in (kl[0], kl_divergence(q, p))
     )
     torch.testing.assert_close(*gradients)
-    torch.testing.assert_close(theta, created.mu + created.sigma * standard_noise(3, 5, 0).double())
+    torch.testing.assert_close(
+        theta, posterior.mu + posterior.sigma * standard_noise(3, 5, 0).double()
+    )
 
 
 @pytest.mark.parametrize("name", ["bbb-gaussian", "bbb-mixture", "mvn"])
-def test_moments_of_layers_have_the_gradients_of_separate_operations(name):
+def test_layer_moments_have_the_gradients_of_separate_operations(name):
     slots = [Slot("a", (3, 2)), Slot("b", (2, 2))]
-    created = jiggled(
+    posterior = perturb(
         {
             "bbb-gaussian": lambda: NormalPriorPosterior(10, -1.0, 0.8),
             "bbb-mixture": lambda: MixturePriorPosterior(
@@ -61,73 +63,73 @@ def test_moments_of_layers_have_the_gradients_of_separate_operations(name):
         }[name]()
     )
     eps = standard_noise(3, 10, 0).double()
-    mean, std = created.moments()
-    *expected, kl = mean.split([6, 4]), std.square().split([6, 4]), created.kl(eps, mean, std)
-    *actual, actual_kl = created.layer_moments(eps, [6, 4])
+    mean, std = posterior.moments()
+    *expected, kl = mean.split([6, 4]), std.square().split([6, 4]), posterior.kl(eps, mean, std)
+    *actual, actual_kl = posterior.layer_moments(eps, [6, 4])
     weights = standard_noise(1, 20, 1).double()[0]
     losses = []
     for parts, divergence in ((expected, kl), (actual, actual_kl)):
-        numbers = torch.cat([number for part in parts for number in part])
-        losses.append(weights @ numbers.sin() + 1.7 * divergence.mean())
+        moments = torch.cat([moment for part in parts for moment in part])
+        losses.append(weights @ moments.sin() + 1.7 * divergence.mean())
     torch.testing.assert_close(losses[0], losses[1])
-    gradients = (torch.autograd.grad(loss, [*created.parameters()]) for loss in losses)
+    gradients = (torch.autograd.grad(loss, [*posterior.parameters()]) for loss in losses)
     torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize(
     ("pi", "std_1", "std_2"), [(0.3, 1.2, 0.1), (0.7, 0.1, 1.2), (0.25, 0.37, 0.0025)]
 )
-def test_the_mixture_kl_and_its_gradient_are_those_of_the_log_ratio_of_densities(pi, std_1, std_2):
-    created = jiggled(MixturePriorPosterior(5, -1.0, ScaleMixturePrior(pi, std_1, std_2)))
-    theta, kl = created.sample(standard_noise(7, 5, 0).double())
+def test_mixture_kl_and_gradient_match_log_density_ratio(pi, std_1, std_2):
+    posterior = perturb(MixturePriorPosterior(5, -1.0, ScaleMixturePrior(pi, std_1, std_2)))
+    theta, kl = posterior.sample(standard_noise(7, 5, 0).double())
     scales = Normal(
         torch.zeros(2, dtype=torch.float64), torch.tensor([std_1, std_2], dtype=torch.float64)
     )
     weights = torch.distributions.Categorical(torch.tensor([pi, 1 - pi], dtype=torch.float64))
     log_prior = MixtureSameFamily(weights, scales).log_prob(theta)
-    log_ratio = (Normal(created.mu, created.sigma).log_prob(theta) - log_prior).sum(1)
+    log_ratio = (Normal(posterior.mu, posterior.sigma).log_prob(theta) - log_prior).sum(1)
     torch.testing.assert_close(kl, log_ratio)
     gradients = (
-        torch.autograd.grad(each.sum(), [created.mu, created.rho], retain_graph=True)
-        for each in (kl, log_ratio)
+        torch.autograd.grad(value.sum(), [posterior.mu, posterior.rho], retain_graph=True)
+        for value in (kl, log_ratio)
     )
     torch.testing.assert_close(*gradients)
 
 
-def test_a_mixture_of_equal_scales_is_a_gaussian_prior():
+def test_mixture_prior_with_equal_scales_is_gaussian():
     theta = standard_noise(7, 5, 0).double()
     expected = Normal(0.0, 0.6).log_prob(theta)
     torch.testing.assert_close(ScaleMixturePrior(0.4, 0.6, 0.6).log_density(theta), expected)
 
 
 @pytest.mark.parametrize("prior_std", [1.0, 0.5])
-def test_the_matrix_normal_kl_is_that_of_its_vector_and_draws_have_its_covariance(prior_std):
-    created = jiggled(
+def test_matrix_normal_kl_and_covariance_match_vectorised_normal(prior_std):
+    posterior = perturb(
         MatrixNormalPosterior([Slot("a", (3, 2)), Slot("b", (2, 1))], -0.5, prior_std)
     )
     kl = 0.0
-    for mean, row, column in zip(created.means, created.log_rows, created.log_columns, strict=True):
+    for mean, row, column in zip(
+        posterior.means, posterior.log_rows, posterior.log_columns, strict=True
+    ):
         covariance = torch.kron(torch.diag((2 * row).exp()), torch.diag((2 * column).exp()))
         prior = MultivariateNormal(
             torch.zeros_like(mean).flatten(), prior_std**2 * torch.eye(mean.numel()).double()
         )
         kl += kl_divergence(MultivariateNormal(mean.flatten(), covariance), prior)
-    estimates = created.sample(standard_noise(4, 8, 0).double())[1]
+    estimates = posterior.sample(standard_noise(4, 8, 0).double())[1]
     torch.testing.assert_close(estimates, kl.expand(4))
-    unit = created(torch.eye(8).double()) - created(
-        torch.zeros(1, 8).double()
-    )  # the square root of the covariance, by row
+    root = posterior(torch.eye(8).double()) - posterior(torch.zeros(1, 8).double())
     expected = [
         math.exp(2 * (r + c))
-        for r in created.log_rows[0].tolist()
-        for c in created.log_columns[0].tolist()
+        for r in posterior.log_rows[0].tolist()
+        for c in posterior.log_columns[0].tolist()
     ]
     torch.testing.assert_close(
-        (unit.T @ unit).diagonal()[:6], torch.tensor(expected, dtype=torch.float64)
+        (root.T @ root).diagonal()[:6], torch.tensor(expected, dtype=torch.float64)
     )
 
 
-def test_a_hypernets_kl_and_training_draws_are_those_of_its_matrix_normal_row_by_row():
+def test_hypernet_kl_and_draws_match_matrix_normal_of_each_row():
     torch.manual_seed(0)
     stochastic = Stochastic("hypernet", hidden=4, initial_log_std=-1.0)
     network = DrawnNetwork(nn.Linear(3, 2), stochastic, (3,)).double()
@@ -151,35 +153,32 @@ def test_a_hypernets_kl_and_training_draws_are_those_of_its_matrix_normal_row_by
         outputs, kl = network.train().run(x, torch.zeros(20_000, 1, 6).double())
         torch.testing.assert_close(kl, torch.stack(kls).mean().expand_as(kl))
         result = network.eval()(x, standard_noise(20_000, 6, 2).double()[:, None])
-    # The mean of 20,000 draws is off by more than 6 standard errors once in 500 million, their
-    # variance likewise.
+    # Means and variances of 20,000 draws are off by 6 standard errors once in 500 million.
     for samples in (outputs, result):
         assert ((samples.mean(0) - mean).abs() < 6 * (variance / 20_000).sqrt()).all()
         assert ((samples.var(0) / variance - 1).abs() < 6 * math.sqrt(2 / 20_000)).all()
 
 
-def test_a_hypernets_weights_begin_at_their_deviation_and_get_no_wider_than_the_prior():
+def test_hypernet_weights_start_at_initial_std_and_never_exceed_prior():
     torch.manual_seed(0)
     network = DrawnNetwork(nn.Linear(3, 2), Stochastic("hypernet", initial_log_std=-1.0), (3,))
     layer, x = network.module[0], standard_noise(50, 3, 1)
     with torch.no_grad():
         result = network.eval()(1e15 * x, standard_noise(10, 6, 2)[:, None])
-        _, *far = layer.infer(1e30 * x)
+        _, *extreme_logits = layer.infer(1e30 * x)
         layer.trunk.weight.zero_()
         layer.trunk.bias.zero_()
-        _, *start = layer.infer(x)
+        _, *initial_logits = layer.infer(x)
     assert result.isfinite().all()
-    for logit in far:
+    for logit in extreme_logits:
         assert logit.sigmoid().max() == 1.0
-    for logit in start:
+    for logit in initial_logits:
         torch.testing.assert_close(logit.sigmoid().log(), torch.full_like(logit, -1.0))
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("kind", ["chain", "folded", "convolution"])
-def test_values_drawn_in_place_of_weights_have_the_weights_distribution_and_rows_their_own_noise(
-    kind, has_bias
-):
+def test_local_samples_match_weight_draws_with_separate_noise_per_row(kind, has_bias):
     torch.manual_seed(0)
     layer = (
         nn.Conv2d(1, 2, 2, bias=has_bias)
@@ -198,7 +197,7 @@ def test_values_drawn_in_place_of_weights_have_the_weights_distribution_and_rows
         expected = network(x, theta[:, None])
     assert samples.shape == expected.shape
     variance = expected.var(0)
-    # Six standard errors of differences of means, and of variances, of 20,000 draws.
+    # Six standard errors for differences between the means and variances of 20,000 draws.
     assert ((samples.mean(0) - expected.mean(0)).abs() < 6 * (2 * variance / 20_000).sqrt()).all()
     assert ((samples.var(0) / variance - 1).abs() < 6 * math.sqrt(4 / 20_000)).all()
     assert torch.corrcoef(samples[:, :2, 0].T)[0, 1].abs() < 6 / math.sqrt(20_000)
@@ -210,25 +209,23 @@ def test_values_drawn_in_place_of_weights_have_the_weights_distribution_and_rows
     assert len(same[1, :, 0].abs().unique()) == 4
 
 
-@pytest.mark.parametrize(("drawn", "count"), [("weights", 79_400 + 994), ("hypernet", 164_198)])
-def test_numbers_of_parameters_are_those_of_the_paper(drawn, count):
-    # Kristiadi, table 1: 784-100-10 without biases; hypernets of 30 hidden units.
+@pytest.mark.parametrize(("kind", "count"), [("weights", 79_400 + 994), ("hypernet", 164_198)])
+def test_parameter_counts_match_paper(kind, count):
+    # Kristiadi, table 1: 784-100-10 without biases; hypernets with 30 hidden units.
     module = nn.Sequential(
         nn.Linear(784, 100, bias=False), nn.ReLU(), nn.Linear(100, 10, bias=False)
     )
-    network = DrawnNetwork(module, Stochastic(drawn, hidden=30), (784,))
-    counted = (
-        [network] if drawn == "hypernet" else [MatrixNormalPosterior(network.slots, -1.0, 1.0)]
-    )
-    assert sum(p.numel() for model in counted for p in model.parameters()) == count
+    network = DrawnNetwork(module, Stochastic(kind, hidden=30), (784,))
+    modules = [network] if kind == "hypernet" else [MatrixNormalPosterior(network.slots, -1.0, 1.0)]
+    assert sum(p.numel() for part in modules for p in part.parameters()) == count
 
 
-def test_masks_are_kept_as_often_as_they_should_be_and_have_mean_1():
-    created = MaskPosterior([Slot("a", (2,), 0.8), Slot("b", (1,), 0.5)])
-    theta = created(standard_noise(50_000, 3, 0))
+def test_masks_have_configured_keep_rate_and_mean_1():
+    posterior = MaskPosterior([Slot("a", (2,), 0.8), Slot("b", (1,), 0.5)])
+    theta = posterior(standard_noise(50_000, 3, 0))
     for i, keep in enumerate((0.8, 0.8, 0.5)):
         assert set(theta[:, i].tolist()) == {0.0, torch.tensor(1 / keep).item()}
-        # A proportion of 50,000 is off by more than 6 standard errors once in 500 million.
+        # The keep rate of 50,000 draws is off by 6 standard errors once in 500 million.
         assert abs((theta[:, i] > 0).float().mean() - keep) < 6 * math.sqrt(
             keep * (1 - keep) / 50_000
         )
@@ -254,12 +251,12 @@ def log_likelihood(design, y, theta):
 
 
 def flow_posterior(flow):
-    created = flow(3, 2, 12, -1.0, torch.Generator().manual_seed(0))
-    return HypernetworkPosterior(created, 3, PRIOR_STD)
+    transform = flow(3, 2, 12, -1.0, torch.Generator().manual_seed(0))
+    return HypernetworkPosterior(transform, 3, PRIOR_STD)
 
 
 FAMILIES = {
-    # the gap between log evidence and the best bound: 0 where the family holds the posterior
+    # A "full" family contains the posterior, so its best bound is the log evidence.
     "bbb-gaussian": (lambda: NormalPriorPosterior(3, -2.0, PRIOR_STD), "factorised"),
     "bbb-mixture": (
         lambda: MixturePriorPosterior(3, -2.0, ScaleMixturePrior(0.5, PRIOR_STD, PRIOR_STD)),
@@ -273,19 +270,21 @@ FAMILIES = {
 
 @pytest.mark.usefixtures("fits")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_posterior_of_a_linear_gaussian_regression_is_recovered_as_well_as_the_family_allows(
+def test_fit_recovers_best_posterior_in_family_for_linear_regression(
     family,
 ):
     make, kind = FAMILIES[family]
     design, y, precision, mean, evidence = problem()
-    created = make().double()
+    posterior = make().double()
     half = standard_noise(1_000, 3, 5).double()
     eps = torch.cat([half, -half])
-    optimizer = torch.optim.LBFGS(created.parameters(), max_iter=150, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(
+        posterior.parameters(), max_iter=150, line_search_fn="strong_wolfe"
+    )
 
     def negative_bound():
         optimizer.zero_grad()
-        theta, kl = created.sample(eps)
+        theta, kl = posterior.sample(eps)
         loss = (kl - log_likelihood(design, y, theta)).mean()
         loss.backward()
         return loss
@@ -293,15 +292,15 @@ def test_the_posterior_of_a_linear_gaussian_regression_is_recovered_as_well_as_t
     optimizer.step(negative_bound)
     with torch.no_grad():
         fresh = standard_noise(20_000, 3, 6).double()
-        theta, kl = created.sample(fresh)
+        theta, kl = posterior.sample(fresh)
         terms = log_likelihood(design, y, theta) - kl
         gap, error = evidence - terms.mean().item(), (terms.std() / math.sqrt(20_000)).item()
     factorised_gap = 0.5 * (precision.diagonal().log().sum() - torch.logdet(precision)).item()
     assert factorised_gap > 0.1
-    best = factorised_gap if kind == "factorised" else 0.0
-    # 2,000 fixed draws leave an excess of about (parameters) / (2 x 2,000): .05 allows for the
-    # flows' hundreds.
-    assert best - 6 * error < gap < best + 6 * error + 0.05
+    best_gap = factorised_gap if kind == "factorised" else 0.0
+    # With 2,000 fixed draws, the excess is about (parameters) / (2 x 2,000). The .05 allows for
+    # the hundreds of parameters of the flows.
+    assert best_gap - 6 * error < gap < best_gap + 6 * error + 0.05
     stds = (precision.inverse().diagonal() if kind == "full" else 1 / precision.diagonal()).sqrt()
     torch.testing.assert_close(theta.std(0), stds, rtol=0.12, atol=0)
     assert ((theta.mean(0) - mean).abs() < 0.15 * stds).all()
@@ -321,7 +320,7 @@ def fit_members(network, design, y):
     optimizer.step(loss)
 
 
-def test_an_anchored_member_is_the_mode_of_the_posterior_whose_prior_is_around_its_anchor():
+def test_anchored_member_is_posterior_mode_for_prior_around_its_anchor():
     design, y, _, _, _ = problem()
     torch.manual_seed(0)
     members = [nn.Linear(3, 1, bias=False) for _ in range(2)]
@@ -331,12 +330,12 @@ def test_an_anchored_member_is_the_mode_of_the_posterior_whose_prior_is_around_i
     prior_precision = 3.0 / (2.0 * PRIOR_STD**2)
     gram = design.T @ design / NOISE_STD**2 + prior_precision * torch.eye(3).double()
     for member, anchor in zip(network.members, anchors, strict=True):
-        position = design.T @ y / NOISE_STD**2 + prior_precision * anchor
-        expected = torch.linalg.solve(gram, position)
+        right_side = design.T @ y / NOISE_STD**2 + prior_precision * anchor
+        expected = torch.linalg.solve(gram, right_side)
         torch.testing.assert_close(member.weight[0].detach(), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_anchors_are_draws_from_the_prior_for_embeddings_attention_and_recurrent_layers():
+def test_anchors_of_embedding_attention_and_gru_are_prior_draws():
     class Layers(nn.Module):
         def __init__(self):
             super().__init__()
@@ -364,7 +363,7 @@ def test_anchors_are_draws_from_the_prior_for_embeddings_attention_and_recurrent
             assert abs(parameter.std() / std - 1) < 6 / math.sqrt(2 * parameter.numel()), name
 
 
-def test_an_ensembles_members_and_their_decay_find_the_mode_of_the_posterior():
+def test_ensemble_members_with_weight_decay_find_posterior_mode():
     design, y, _, mean, _ = problem()
     network = MemberNetwork([nn.Linear(3, 1, bias=False) for _ in range(2)], (3,)).double()
     fit_members(network, design, y)
@@ -374,23 +373,23 @@ def test_an_ensembles_members_and_their_decay_find_the_mode_of_the_posterior():
 
 def gradients(posterior, eps):
     loss = posterior.sample(eps)[1].mean()
-    actual = torch.autograd.grad(loss, [*posterior.parameters()], allow_unused=True)
-    return torch.cat([g.flatten() for g in actual if g is not None])
+    values = torch.autograd.grad(loss, [*posterior.parameters()], allow_unused=True)
+    return torch.cat([g.flatten() for g in values if g is not None])
 
 
-def test_gradients_along_paths_are_the_whole_ones_on_average():
+def test_path_gradients_are_unbiased():
     flow = realnvp(4, 2, 6, -0.5, torch.Generator().manual_seed(0))
-    full = jiggled(HypernetworkPosterior(flow, 4, PRIOR_STD))
+    full = perturb(HypernetworkPosterior(flow, 4, PRIOR_STD))
     paths = HypernetworkPosterior(flow, 4, PRIOR_STD, follows_paths=True)
     eps = standard_noise(4000, 4, 0).double()
     torch.testing.assert_close(paths.sample(eps), full.sample(eps))
     parts = [gradients(paths, part) - gradients(full, part) for part in eps.split(100)]
-    off = torch.stack(parts)
-    error = off.std(0) / math.sqrt(len(off))
-    assert (off.mean(0).abs() <= 5.0 * error + 1e-9).all()
+    differences = torch.stack(parts)
+    error = differences.std(0) / math.sqrt(len(differences))
+    assert (differences.mean(0).abs() <= 5.0 * error + 1e-9).all()
 
 
-def test_at_the_exact_posterior_each_draw_s_gradient_along_paths_is_zero():
+def test_path_gradient_of_each_draw_is_zero_at_exact_posterior():
     flow = realnvp(4, 0, 6, math.log(PRIOR_STD), torch.Generator().manual_seed(0)).double()
     eps = standard_noise(1, 4, 0).double()
     for follows_paths in (True, False):

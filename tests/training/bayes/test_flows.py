@@ -15,12 +15,12 @@ from training.bayes.flows import (
 HIDDEN = 16
 
 
-class OfWhole(nn.Module):
-    """A coupling of coordinates that are not in halves."""
+class JoinedCoupling(nn.Module):
+    """A coupling that takes and returns its halves as one tensor."""
 
-    def __init__(self, *settings, **more):
+    def __init__(self, *settings, **options):
         super().__init__()
-        self.coupling = Coupling(*settings, **more)
+        self.coupling = Coupling(*settings, **options)
 
     def forward(self, z):
         halves, log_det = self.coupling(z.tensor_split((z.shape[-1] // 2,), dim=-1))
@@ -28,9 +28,9 @@ class OfWhole(nn.Module):
 
 
 TRANSFORMS = {
-    "coupling": lambda d, g: OfWhole(d, HIDDEN, g),
+    "coupling": lambda d, g: JoinedCoupling(d, HIDDEN, g),
     "autoregressive": lambda d, g: Autoregressive(d, HIDDEN, g),
-    "flipped coupling": lambda d, g: OfWhole(d, HIDDEN, g, flipped=True),
+    "flipped coupling": lambda d, g: JoinedCoupling(d, HIDDEN, g, flipped=True),
     "flipped autoregressive": lambda d, g: Autoregressive(d, HIDDEN, g, flipped=True),
     "affine": lambda d, g: ElementwiseAffine(d, -1.0),
 }
@@ -42,11 +42,11 @@ CASES += [(name, 1) for name in ("affine", "realnvp-0", "realnvp-4", "iaf-0", "i
 every_flow = pytest.mark.parametrize(("name", "dimension"), CASES)
 
 
-def make(name, dimension, seed=0, perturbed=True):
+def make(name, dimension, seed=0, is_perturbed=True):
     generator = torch.Generator().manual_seed(seed)
     flow = TRANSFORMS[name](dimension, generator).double()
     with torch.no_grad():
-        for parameter in flow.parameters() if perturbed else ():
+        for parameter in flow.parameters() if is_perturbed else ():
             parameter.add_(
                 0.5 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             )
@@ -58,17 +58,17 @@ def noise(*shape):
 
 
 @every_flow
-def test_rows_of_a_batch_do_not_see_each_other(name, dimension):
+def test_rows_do_not_depend_on_other_rows(name, dimension):
     flow, z = make(name, dimension), noise(4, dimension)
     updated, log_det = flow(z)
     for row in range(4):
-        alone, log_det_alone = flow(z[row])
-        torch.testing.assert_close(updated[row], alone)
-        torch.testing.assert_close(log_det[row], log_det_alone)
+        row_output, row_log_det = flow(z[row])
+        torch.testing.assert_close(updated[row], row_output)
+        torch.testing.assert_close(log_det[row], row_log_det)
 
 
 @every_flow
-def test_log_determinant_is_that_of_the_jacobian_and_finite(name, dimension):
+def test_log_determinant_is_finite_and_matches_jacobian(name, dimension):
     flow, z = make(name, dimension), noise(6, dimension)
     jacobian = vmap(jacrev(lambda row: flow(row)[0]))(z)
     torch.testing.assert_close(flow(z)[1], torch.linalg.slogdet(jacobian).logabsdet)
@@ -76,7 +76,7 @@ def test_log_determinant_is_that_of_the_jacobian_and_finite(name, dimension):
 
 
 @pytest.mark.parametrize("couplings", [0, 1, 2, 4])
-def test_the_score_of_parameters_is_that_by_the_whole_jacobian(couplings):
+def test_score_of_theta_matches_full_jacobian(couplings):
     flow, eps = make(f"realnvp-{couplings}", 5), noise(6, 5)
 
     def log_density(row):
@@ -89,10 +89,10 @@ def test_the_score_of_parameters_is_that_by_the_whole_jacobian(couplings):
 
 
 @pytest.mark.parametrize("flow", [realnvp, iaf])
-def test_composition_begins_near_its_affine_layer(flow):
+def test_flow_starts_near_its_affine_layer(flow):
     z = noise(100, 6)
     theta, log_det = flow(6, 4, HIDDEN, -3.0, torch.Generator().manual_seed(0)).double()(z)
-    # Each of 4 steps moves a coordinate by at most a few times NEAR_IDENTITY.
+    # Each of 4 steps moves a coordinate by up to a few times NEAR_IDENTITY.
     torch.testing.assert_close(theta, torch.exp(torch.tensor(-3.0)) * z, atol=0.02, rtol=0)
     torch.testing.assert_close(
         log_det, torch.full((100,), -18.0, dtype=torch.float64), atol=1.0, rtol=0
@@ -101,37 +101,35 @@ def test_composition_begins_near_its_affine_layer(flow):
 
 @pytest.mark.parametrize("dimension", [2, 5, 8])
 @pytest.mark.parametrize("hidden", [1, 2, 3, 7, 8, 64])
-def test_autoregressive_coordinates_depend_on_those_before_them_alone(dimension, hidden):
+def test_autoregressive_coordinates_depend_only_on_earlier_coordinates(dimension, hidden):
     generator = torch.Generator().manual_seed(0)
     flow = Autoregressive(dimension, hidden, generator).double()
     jacobian = vmap(jacrev(lambda row: flow(row)[0]))(noise(500, dimension)).abs().amax(0)
     assert torch.equal(jacobian, jacobian.tril())
-    observed = jacobian.tril(-1)
-    # Unlike the initial weights, 500 rows of noise leave hardly a unit dead: each coordinate but
-    # the last is seen.
-    assert (observed.amax(0)[:-1] > 0).all()
-    if (
-        hidden >= dimension - 1
-    ):  # enough units for every degree: each coordinate sees the one before it
+    dependence = jacobian.tril(-1)
+    # With 500 rows of noise almost all units are active, so each coordinate except the last has an
+    # effect.
+    assert (dependence.amax(0)[:-1] > 0).all()
+    if hidden >= dimension - 1:  # a unit for every degree
         assert (jacobian.diagonal(-1) > 0).all()
 
 
 @pytest.mark.parametrize(
-    ("name", "kept"), [("coupling", slice(0, 2)), ("flipped coupling", slice(2, 5))]
+    ("name", "fixed_slice"), [("coupling", slice(0, 2)), ("flipped coupling", slice(2, 5))]
 )
-def test_a_coupling_keeps_one_half_and_moves_the_other(name, kept):
+def test_coupling_changes_only_one_half(name, fixed_slice):
     z = noise(7, 5)
     updated, _ = make(name, 5)(z)
-    same = torch.zeros(5, dtype=torch.bool)
-    same[kept] = True
-    assert torch.equal(updated[:, same], z[:, same])
-    assert (updated[:, ~same] != z[:, ~same]).all()
+    is_fixed = torch.zeros(5, dtype=torch.bool)
+    is_fixed[fixed_slice] = True
+    assert torch.equal(updated[:, is_fixed], z[:, is_fixed])
+    assert (updated[:, ~is_fixed] != z[:, ~is_fixed]).all()
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_weight_norm_linear_is_its_equation_and_folds_to_the_same(masked):
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_weight_norm_linear_matches_its_equation_before_and_after_folding(is_masked):
     generator = torch.Generator().manual_seed(0)
-    mask = torch.tensor([[1.0, 1, 0, 1], [0, 1, 1, 0], [0, 0, 0, 0]]) if masked else None
+    mask = torch.tensor([[1.0, 1, 0, 1], [0, 1, 1, 0], [0, 0, 0, 0]]) if is_masked else None
     layer = WeightNormLinear(4, 3, generator, 0.7, mask).double()
     with torch.no_grad():
         layer.bias.copy_(noise(3))
@@ -140,7 +138,7 @@ def test_weight_norm_linear_is_its_equation_and_folds_to_the_same(masked):
     x = noise(2, 5, 4)
     expected = torch.empty(2, 5, 3, dtype=torch.float64)
     for unit in range(3):
-        v = layer.direction[unit] * (mask.double()[unit] if masked else 1.0)
+        v = layer.direction[unit] * (mask.double()[unit] if is_masked else 1.0)
         length = v.square().sum().sqrt()
         product = x @ v / length if length > 0 else torch.zeros(2, 5, dtype=torch.float64)
         expected[..., unit] = layer.scale[unit] * product + layer.bias[unit]

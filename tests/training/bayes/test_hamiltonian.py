@@ -10,15 +10,15 @@ def test_draws_have_the_moments_of_a_correlated_gaussian():
     precision = torch.linalg.inv(covariance)
 
     def log_density(theta):
-        d = theta - mean
-        return -0.5 * (d @ precision * d).sum(1)
+        deviation = theta - mean
+        return -0.5 * (deviation @ precision * deviation).sum(1)
 
     start = mean + torch.randn(40, 3, generator=generator, dtype=torch.float64)
-    draws, accepted = sample(log_density, start, 300, 200, generator)
-    assert 0.6 < accepted < 0.99
+    draws, acceptance_rate = sample(log_density, start, 300, 200, generator)
+    assert 0.6 < acceptance_rate < 0.99
     assert split_r_hat(draws).max() < 1.05
     flat = draws.flatten(0, 1)
-    # Of 8,000 draws a tenth at least is independent: the bounds are of three standard errors.
+    # At least a tenth of the 8,000 draws is independent. The bounds are three standard errors.
     assert ((flat.mean(0) - mean).abs() < 0.11 * covariance.diagonal().sqrt()).all()
     actual = torch.cov(flat.T)
     scale = covariance.diagonal().sqrt()

@@ -20,46 +20,43 @@ def problem():
 
 
 @pytest.mark.parametrize("shape", [-0.4, 0.1, 0.5, 0.9, 1.5])
-def test_the_shape_of_a_pareto_sample_is_found(shape):
+def test_pareto_shape_is_recovered_from_a_sample(shape):
     count = 5000
     sample = np.sort(genpareto.rvs(shape, scale=3.0, size=count, random_state=0))
-    # (1 + k) / sqrt(n) is the asymptotic error of the maximum of the likelihood; 5 of them.
+    # The bound is five asymptotic errors of maximum likelihood, (1 + k) / sqrt(n).
     assert pareto_shape(sample) == pytest.approx(shape, abs=5 * (1 + shape) / math.sqrt(count))
 
 
 @pytest.mark.parametrize("shape", [0.2, 0.6, 1.2])
 @pytest.mark.parametrize("shift", [-2000.0, 0.0, 3000.0])
-def test_ratios_may_have_any_size(shape, shift):
+def test_pareto_k_does_not_depend_on_the_size_of_ratios(shape, shift):
     ratios = np.log(genpareto.rvs(shape, size=DRAWS, random_state=1)) + shift
     tail = 3 * math.sqrt(DRAWS)
     assert pareto_k(ratios) == pytest.approx(shape, abs=5 * (1 + shape) / math.sqrt(tail))
 
 
-def test_equal_ratios_have_no_tail():
+def test_pareto_k_is_0_for_equal_ratios():
     assert pareto_k(np.full(100, 7.0)) == 0.0
 
 
-def test_far_apart_ratios_are_a_heavy_tail():
+def test_pareto_k_is_large_for_widely_spread_ratios():
     assert pareto_k(np.linspace(0.0, 5000.0, 200)) > 1.0
 
 
-def test_a_posterior_that_covers_has_a_small_k_and_one_too_narrow_a_large_one():
-    problem = Problem.make(
-        inputs=1
-    )  # two numbers, nearly independent: the factorial Gaussian is nearly exact
+def test_pareto_k_is_small_at_best_posterior_and_large_if_too_narrow():
+    problem = Problem.make(inputs=1)  # two nearly independent weights
     x, y = (torch.from_numpy(part) for part in (problem.splits.train.x, problem.splits.train.y))
-    actual = {
-        times: pareto_k(
-            log_ratios(at_exact_posterior(problem, "bbb-gaussian", times), x, y, 1 / len(x), 250, 0)
+    k = {
+        scale: pareto_k(
+            log_ratios(at_exact_posterior(problem, "bbb-gaussian", scale), x, y, 1 / len(x), 250, 0)
         )
-        for times in (1.0, 0.1)
+        for scale in (1.0, 0.1)
     }
-    # Of a Gaussian the ratio's tail has the index 1 - variance over the target's variance; its
-    # error here is some .2.
-    assert actual[1.0] < 0.4 < actual[0.1]
+    # For a Gaussian, k is 1 - variance / target variance. Its standard error here is about .2.
+    assert k[1.0] < 0.4 < k[0.1]
 
 
-def test_ratios_are_those_of_the_densities(problem):
+def test_log_ratios_match_exact_densities(problem):
     model = at_exact_posterior(problem, "bbb-gaussian", 1.0)
     x, y = (torch.from_numpy(part) for part in (problem.splits.train.x, problem.splits.train.y))
     actual = log_ratios(model, x, y, 1 / len(x), 50, seed=3)
@@ -77,13 +74,13 @@ def test_ratios_are_those_of_the_densities(problem):
 
 
 @pytest.mark.parametrize("method", ["mvn", "bhn-weights", "bbb-mixture"])
-def test_methods_with_a_density_have_ratios(problem, method):
+def test_log_ratios_are_finite_for_methods_with_a_density(problem, method):
     model = build(recipe(method, -3.0), (problem.inputs,), 0)
     x, y = (torch.from_numpy(part) for part in (problem.splits.train.x, problem.splits.train.y))
     assert np.isfinite(log_ratios(model, x, y, 1 / len(x), 5, 0)).all()
 
 
-def test_with_too_many_rows_there_are_none(problem, monkeypatch):
+def test_log_ratios_are_skipped_for_too_many_rows(problem, monkeypatch):
     x, y = (torch.from_numpy(part) for part in (problem.splits.train.x, problem.splits.train.y))
     model = build(recipe("mvn", -3.0), (problem.inputs,), 0)
     monkeypatch.setattr(diagnostics, "MAX_FLOPS", 1.0)

@@ -23,7 +23,7 @@ METHODS = {
 }
 
 
-def test_the_log_likelihood_is_the_gaussian_s():
+def test_gaussian_log_likelihood_matches_torch():
     mean, std, y = torch.randn(3, 5), torch.rand(3, 5) + 0.1, torch.randn(5)
     moments = torch.stack([mean, 2 * std.log()], dim=-1)
     expected = torch.distributions.Normal(mean, std).log_prob(y)
@@ -31,7 +31,7 @@ def test_the_log_likelihood_is_the_gaussian_s():
 
 
 @pytest.mark.parametrize("kind", METHODS)
-def test_what_is_served_is_in_the_target_s_units(kind):
+def test_outputs_are_in_target_units(kind):
     likelihood = Gaussian(kind)
     y = 1000.0 + 30.0 * torch.randn(50, generator=torch.Generator().manual_seed(0))
     likelihood.start(y)
@@ -43,47 +43,47 @@ def test_what_is_served_is_in_the_target_s_units(kind):
     np.testing.assert_allclose((0.5 * log_variance[0]).exp().detach(), expected, rtol=1e-5)
 
 
-def test_variances_stay_finite_whatever_the_outputs_are():
+def test_variances_stay_finite_and_positive_for_extreme_outputs():
     likelihood = Gaussian("heteroscedastic")
     variance = likelihood(torch.tensor([[[0.0, 1e30], [0.0, -1e30]]]))[..., 1].exp()
     assert torch.isfinite(variance).all()
     assert (variance > 0).all()
 
 
-def test_one_more_row_is_wrong_by_the_networks_own_odds():
+def test_added_wrong_row_uses_predicted_error_probabilities():
     generator = torch.Generator().manual_seed(0)
     log_probs = torch.randn(4, 6, 3, dtype=torch.float64, generator=generator).log_softmax(-1)
     y = torch.tensor([0, 1, 2, 0, 1, 2])
     probs = log_probs.exp().mean(0)
-    wrong = [probs[i, c].item() for i in range(6) for c in range(3) if c != y[i]]
-    of_error = sum(p * math.log(p) for p in wrong) / sum(wrong)
-    right = probs[torch.arange(6), y].log()
+    error_probs = [probs[i, c].item() for i in range(6) for c in range(3) if c != y[i]]
+    error_log_likelihood = sum(p * math.log(p) for p in error_probs) / sum(error_probs)
+    label_log_probs = probs[torch.arange(6), y].log()
     _, log_likelihood, _, *columns, _ = Categorical(3).validation(log_probs, y).unbind(1)
-    torch.testing.assert_close(log_likelihood, right)
+    torch.testing.assert_close(log_likelihood, label_log_probs)
     actual = add_wrong_row(log_likelihood, *columns).item()
-    assert actual == pytest.approx((right.sum().item() + of_error) / 7)
+    assert actual == pytest.approx((label_log_probs.sum().item() + error_log_likelihood) / 7)
 
 
-def test_rows_that_are_all_right_are_likeliest_as_if_one_more_were_wrong():
-    right, rows = torch.linspace(0.5, 0.9999, 5000, dtype=torch.float64), 18
-    log_probs = torch.stack([right, 1 - right], dim=-1).log()
+def test_best_probability_for_n_correct_rows_is_n_over_n_plus_1():
+    probs, rows = torch.linspace(0.5, 0.9999, 5000, dtype=torch.float64), 18
+    log_probs = torch.stack([probs, 1 - probs], dim=-1).log()
     y = torch.zeros(rows, dtype=torch.int64)
     actual = []
     for row in log_probs:
-        of_rows = Categorical(2).validation(row.expand(1, rows, -1), y)
-        _, log_likelihood, _, *wrong, _ = of_rows.unbind(1)
-        actual.append(add_wrong_row(log_likelihood, *wrong).item())
-    assert right[int(np.argmax(actual))].item() == pytest.approx(rows / (rows + 1), abs=1e-3)
+        columns = Categorical(2).validation(row.expand(1, rows, -1), y)
+        _, log_likelihood, _, *error_columns, _ = columns.unbind(1)
+        actual.append(add_wrong_row(log_likelihood, *error_columns).item())
+    assert probs[int(np.argmax(actual))].item() == pytest.approx(rows / (rows + 1), abs=1e-3)
 
 
-def test_an_error_counts_where_probabilities_are_0_in_single_precision():
+def test_added_wrong_row_counts_if_probabilities_underflow_to_0():
     log_probs = torch.tensor([[[0.0, -800.0, -900.0], [-900.0, 0.0, -700.0]]])
     columns = Categorical(3).validation(log_probs, torch.tensor([0, 1])).T
-    _, log_likelihood, _, *wrong, _ = columns
-    assert add_wrong_row(log_likelihood, *wrong).item() == pytest.approx(-700.0 / 3)
+    _, log_likelihood, _, *error_columns, _ = columns
+    assert add_wrong_row(log_likelihood, *error_columns).item() == pytest.approx(-700.0 / 3)
 
 
-def test_validation_says_of_the_mixture_what_the_service_does():
+def test_validation_scores_of_the_mixture_match_service():
     moments, y = torch.randn(7, 30, 2, dtype=torch.float64), torch.randn(30, dtype=torch.float64)
     columns = Gaussian("homoscedastic").validation(moments, y).unbind(1)
     _, log_likelihood, errors, epistemic = columns
@@ -94,7 +94,7 @@ def test_validation_says_of_the_mixture_what_the_service_does():
 
 @settings(max_examples=20)
 @given(draws=st.integers(1, 4), seed=st.integers(0, 2**32))
-def test_crps_is_the_integral_of_the_squared_difference_of_distributions(draws, seed):
+def test_crps_matches_its_integral(draws, seed):
     generator = np.random.default_rng(seed)
     mean, std, y = (
         generator.normal(size=draws),
@@ -102,13 +102,13 @@ def test_crps_is_the_integral_of_the_squared_difference_of_distributions(draws, 
         generator.normal(),
     )
 
-    def below(t):
+    def cdf(t):
         return np.mean(stats.norm.cdf(t, mean, std))
 
     low, high = min(y, (mean - 10 * std).min()), max(y, (mean + 10 * std).max())
     expected = (
-        integrate.quad(lambda t: below(t) ** 2, low, y, limit=300)[0]
-        + integrate.quad(lambda t: (1 - below(t)) ** 2, y, high, limit=300)[0]
+        integrate.quad(lambda t: cdf(t) ** 2, low, y, limit=300)[0]
+        + integrate.quad(lambda t: (1 - cdf(t)) ** 2, y, high, limit=300)[0]
     )
     moments = torch.tensor(np.stack([mean, 2 * np.log(std)], axis=-1))[:, None]
     assert crps(moments, torch.tensor([y])).item() == pytest.approx(expected, rel=1e-5)
@@ -154,6 +154,6 @@ def test_torch_and_onnxruntime_agree(case):
     result = served_network(model, x, 0, names=CHECKED_DETECTORS)
     runtime = load_runtime(model, export(model, result))
     assert runtime.task == "regression"
-    worst = parity(model, result, runtime, Rows(x.numpy(), y.numpy()))
-    assert set(worst) == {"theta", "mean", "log_variance", "density"}
-    assert all(0 <= difference < PARITY_TOLERANCE / 10 for difference in worst.values())
+    differences = parity(model, result, runtime, Rows(x.numpy(), y.numpy()))
+    assert set(differences) == {"theta", "mean", "log_variance", "density"}
+    assert all(0 <= difference < PARITY_TOLERANCE / 10 for difference in differences.values())

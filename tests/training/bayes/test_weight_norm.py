@@ -13,7 +13,7 @@ def inputs(*batch):
 
 
 @pytest.mark.parametrize("batch", [(), (1,), (5,), (2, 3)])
-def test_it_is_the_product_and_the_length_of_each_unit(batch):
+def test_product_and_norm_match_separate_operations(batch):
     x, direction = inputs(*batch)
     product, norm = product_and_norm(x, direction)
     torch.testing.assert_close(product, x @ direction.T)
@@ -21,11 +21,11 @@ def test_it_is_the_product_and_the_length_of_each_unit(batch):
 
 
 @pytest.mark.parametrize("batch", [(), (1,), (5,), (2, 3)])
-def test_its_gradients_are_those_of_finite_differences(batch):
+def test_gradients_match_finite_differences(batch):
     assert torch.autograd.gradcheck(product_and_norm, inputs(*batch))
 
 
-def test_a_unit_of_length_0_has_a_finite_gradient():
+def test_gradient_is_finite_for_unit_of_length_0():
     x, direction = inputs(5)
     with torch.no_grad():
         direction[1] = 0.0

@@ -30,19 +30,19 @@ def rows():
     return digits().test.take(np.arange(ROWS))
 
 
-def alone(runtime, row, seed, num_draws):
-    """The scores of one row, asked for by itself with a seed and a number of draws."""
+def score_request(runtime, row, seed, num_draws):
+    """Score one row as a separate request."""
     log_probs, density = runtime.run(row[None], runtime.draw(seed, 0, num_draws)[:, None])
     return predictive_scores(predictive_sums(log_probs), standard_errors=False), density
 
 
 @pytest.mark.parametrize("share", [1, 5, 16, 40])
-def test_rows_are_scored_exactly_as_requests_with_their_seeds_are_served(runtime, rows, share):
+def test_scores_match_requests_with_the_same_seeds(runtime, rows, share):
     scores, densities = served_scores(runtime, rows, COUNTS, seed=3, share=share)
     for i in range(ROWS):
         for j, count in enumerate(COUNTS):
-            # Scores at a number of draws are those of the first draws alone.
-            expected, density = alone(runtime, rows.x[i], draw_seed(3, i // share), count)
+            # Scores for n draws use only the first n draws.
+            expected, density = score_request(runtime, rows.x[i], draw_seed(3, i // share), count)
             assert (scores[j].num_draws == count).all()
             assert np.allclose(
                 scores[j].probabilities[i], expected.probabilities[0], rtol=1e-12, atol=0
@@ -54,12 +54,12 @@ def test_rows_are_scored_exactly_as_requests_with_their_seeds_are_served(runtime
             assert np.array_equal(densities[i], density[0])
 
 
-def test_each_request_has_draws_of_its_own(runtime, rows):
-    same = rows.take(np.zeros(10, dtype=np.int64))
-    lone, _ = served_scores(runtime, same, [10], seed=3)
-    together, _ = served_scores(runtime, same, [10], seed=3, share=10)
-    assert len(np.unique(lone[0].entropy)) == 10
-    assert len(np.unique(together[0].entropy)) == 1
+def test_requests_use_different_draws_unless_they_share_a_seed(runtime, rows):
+    identical_rows = rows.take(np.zeros(10, dtype=np.int64))
+    separate, _ = served_scores(runtime, identical_rows, [10], seed=3)
+    shared, _ = served_scores(runtime, identical_rows, [10], seed=3, share=10)
+    assert len(np.unique(separate[0].entropy)) == 10
+    assert len(np.unique(shared[0].entropy)) == 1
     assert len({draw_seed(seed, i) for seed in range(10) for i in range(100)}) == 1000
     assert all(0 <= draw_seed(2**63 - 1, i) < 2**53 for i in range(100))
 
@@ -68,7 +68,7 @@ def test_each_request_has_draws_of_its_own(runtime, rows):
     ("default", "counts"),
     [(2, [1, 2]), (4, [1, 2, 3, 4]), (100, [1, 2, 3, 5, 10, 20, 30, 50, 75, 100]), (1000, None)],
 )
-def test_the_grid_of_draws_ends_at_the_default(default, counts):
+def test_draw_counts_increase_from_1_to_the_default(default, counts):
     actual = draw_counts(default)
     assert actual == (counts or actual)
     assert actual[0] == 1
@@ -76,7 +76,7 @@ def test_the_grid_of_draws_ends_at_the_default(default, counts):
     assert actual == sorted(set(actual))
 
 
-def test_calibration_ranks_one_split_by_detectors_fitted_on_the_other(runtime, rows):
+def test_calibration_scores_reference_and_ranking_rows_separately(runtime, rows):
     reference, ranking = rows.take(np.arange(20)), rows.take(np.arange(20, 45))
     calibration = calibrate(runtime, reference, ranking, COUNTS, NAMES, 10, seed=1)
     assert calibration.draw_counts.tolist() == COUNTS
@@ -90,11 +90,10 @@ def test_calibration_ranks_one_split_by_detectors_fitted_on_the_other(runtime, r
         *COMBINED,
     }
     assert all(scores.shape == (5, 20) for scores in calibration.reference.values())
-    # The other split's true labels, with draws of its own, are what sets and abstention are made
-    # from.
+    # Sets and abstention use the labels of the ranking rows, scored with separate draws.
     assert calibration.nonconformity.shape == calibration.statistic.shape == (5, 25)
-    rank_tables, _ = served_scores(runtime, ranking, COUNTS, hash_key(1, 1))
-    for j, scores in enumerate(rank_tables):
+    ranking_scores, _ = served_scores(runtime, ranking, COUNTS, hash_key(1, 1))
+    for j, scores in enumerate(ranking_scores):
         expected = class_nonconformity(scores.probabilities, ranking.y)
         assert calibration.nonconformity[j].tolist() == expected.tolist()
         assert calibration.answers.uncertainty[j].tolist() == scores.variation_ratio.tolist()
@@ -102,7 +101,7 @@ def test_calibration_ranks_one_split_by_detectors_fitted_on_the_other(runtime, r
         assert calibration.answers.is_wrong[j].tolist() == is_wrong.tolist()
 
 
-def test_detectors_are_the_scores_and_the_densities_by_name_beside_predicted_labels(runtime, rows):
+def test_by_detector_returns_named_scores_and_predicted_labels(runtime, rows):
     scores, density = served_scores(runtime, rows, COUNTS, seed=3)
     actual = by_detector(scores, density, COMBINED)
     for j in range(len(COUNTS)):

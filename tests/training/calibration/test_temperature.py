@@ -28,7 +28,7 @@ from training.seeds import Stream
 ROWS = 20_000
 
 
-def classes(rows, scale=1.0, seed=0):
+def sample_classes(rows, scale=1.0, seed=0):
     generator = torch.Generator().manual_seed(seed)
     logits = 2.0 * torch.randn(rows, 5, generator=generator, dtype=torch.float64)
     labels = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
@@ -36,10 +36,10 @@ def classes(rows, scale=1.0, seed=0):
 
 
 @pytest.mark.parametrize("scale", [0.4, 1.0, 2.5])
-def test_logits_that_are_too_large_by_a_factor_are_divided_by_it(scale):
-    log_probs, y = classes(ROWS, scale)
+def test_temperature_recovers_scale_of_logits(scale):
+    log_probs, y = sample_classes(ROWS, scale)
     actual = fit_temperature(Categorical(5), log_probs, y)
-    # Of log T: the information of a row is the variance of log p over its classes, at T.
+    # The information about log T in a row is the variance of log p over its classes at T.
     log_p = log_probs[0] / scale
     p = log_p.softmax(1)
     information = (p * log_p**2).sum() - (p * log_p).sum(1).square().sum()
@@ -47,7 +47,7 @@ def test_logits_that_are_too_large_by_a_factor_are_divided_by_it(scale):
 
 
 @pytest.mark.parametrize("factor", [0.25, 1.0, 4.0])
-def test_variances_that_are_too_small_by_a_factor_are_multiplied_by_it(factor):
+def test_temperature_recovers_scale_of_variances(factor):
     generator = torch.Generator().manual_seed(1)
     mean, log_variance = torch.randn(2, ROWS, generator=generator, dtype=torch.float64)
     y = mean + (0.5 * log_variance).exp() * torch.randn(
@@ -58,7 +58,7 @@ def test_variances_that_are_too_small_by_a_factor_are_multiplied_by_it(factor):
     assert math.log(actual) == pytest.approx(math.log(factor), abs=6 * math.sqrt(2 / ROWS) + 1e-3)
 
 
-def test_of_several_draws_their_mean_s_penalised_likelihood_is_maximised():
+def test_temperature_maximises_penalised_likelihood_of_mean_over_draws():
     generator = np.random.default_rng(0)
     logits, y = generator.normal(size=(7, 40, 3)), generator.integers(3, size=40)
 
@@ -73,7 +73,7 @@ def test_of_several_draws_their_mean_s_penalised_likelihood_is_maximised():
     ) == pytest.approx(expected, abs=2e-3)
 
 
-def test_labels_that_are_all_right_do_not_take_the_temperature_to_0():
+def test_temperature_stays_above_0_if_all_labels_are_correct():
     log_probs = torch.log_softmax(5 * torch.eye(3, dtype=torch.float64).repeat(20, 1), dim=-1)[None]
     assert fit_temperature(Categorical(3), log_probs, torch.arange(3).repeat(20)) > 0.25
 
@@ -82,27 +82,27 @@ def test_labels_that_are_all_right_do_not_take_the_temperature_to_0():
     ("rows", "scale"), [(60, 1.0), (60, 1.3), (2000, 1.0), (2000, 1.3), (2, 1.0)]
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_a_temperature_is_kept_if_each_half_gains_by_that_of_the_other(rows, scale, seed):
+def test_temperature_applies_only_if_cross_validated_gain_is_significant(rows, scale, seed):
     likelihood = Categorical(5)
-    log_probs, y = classes(rows, scale, seed)
+    log_probs, y = sample_classes(rows, scale, seed)
     gains = np.zeros(rows)
-    for model, measured in (
+    for fit_rows, test_rows in (
         (slice(0, None, 2), slice(1, None, 2)),
         (slice(1, None, 2), slice(0, None, 2)),
     ):
-        t = fit_temperature(likelihood, log_probs[:, model], y[model])
-        after = torch.log_softmax(log_probs[0, measured] / t, dim=-1)
-        gains[measured] = (after - log_probs[0, measured])[torch.arange(len(after)), y[measured]]
+        t = fit_temperature(likelihood, log_probs[:, fit_rows], y[fit_rows])
+        after = torch.log_softmax(log_probs[0, test_rows] / t, dim=-1)
+        gains[test_rows] = (after - log_probs[0, test_rows])[torch.arange(len(after)), y[test_rows]]
     actual = choose_temperature(likelihood, log_probs, y)
     assert actual.gain == pytest.approx(gains.mean(), abs=1e-12)
     assert actual.standard_error == pytest.approx(gains.std(ddof=1) / math.sqrt(rows), abs=1e-12)
     assert actual.value == (actual.fitted if actual.gain > actual.standard_error else 1.0)
-    if rows == 2000 and scale == 1.3:  # the gain is worth 10 standard errors
+    if rows == 2000 and scale == 1.3:  # a gain of 10 standard errors
         assert actual.value == pytest.approx(1.3, abs=0.3)
 
 
-def test_one_row_keeps_what_there_is():
-    assert choose_temperature(Categorical(5), *classes(1)).value == 1.0
+def test_temperature_is_1_for_one_row():
+    assert choose_temperature(Categorical(5), *sample_classes(1)).value == 1.0
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def model():
 
 
 @pytest.mark.usefixtures("fits")
-def test_the_graphs_serve_the_temperature_in_floats_and_in_integers(model):
+def test_float_and_int8_graphs_apply_the_temperature(model):
     model, rows = model
     result = served_network(model, torch.from_numpy(rows.x), 0, names=())
 
@@ -127,17 +127,17 @@ def test_the_graphs_serve_the_temperature_in_floats_and_in_integers(model):
             yield runtime.run(rows.x[:8], runtime.draw(0, 0, 6)[:, None])[0]
 
     model.likelihood.temperature.fill_(1.0)
-    before = list(outputs())
+    base_outputs = list(outputs())
     temperature = set_temperature(model, rows, 10, 0).value
     assert temperature > 1.5
     assert temperature == pytest.approx(model.likelihood.temperature.item())
-    for at_1, actual in zip(before, outputs(), strict=True):
-        expected = special.log_softmax(at_1.astype(np.float64) / temperature, axis=-1)
+    for base, actual in zip(base_outputs, outputs(), strict=True):
+        expected = special.log_softmax(base.astype(np.float64) / temperature, axis=-1)
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("draws", [2, 30])
-def test_the_temperature_is_fitted_anew_with_the_served_draws(model, draws):
+def test_temper_ignores_previous_temperature_and_uses_served_draws(model, draws):
     (model, rows), recipe = model, recipe_with(serving={"draws": draws})
     model.likelihood.temperature.fill_(3.0)
     temperature = temper(model, recipe, rows)

@@ -28,27 +28,27 @@ def table(delimiter=",", end="\n", **columns):
     return end.join(delimiter.join("" if c is None else str(c) for c in row) for row in rows) + end
 
 
-def numbered(text):
+def number_lines(text):
     return "\n".join(f"{i - 1 if i else ''},{line}" for i, line in enumerate(text.split()))
 
 
-def changed(cells, **at):
-    return [at.get(f"r{i}", cell) for i, cell in enumerate(cells)]
+def replace(cells, **replacements):
+    return [replacements.get(f"r{i}", cell) for i, cell in enumerate(cells)]
 
 
-def picture(shape=(8, 8, 3), form="PNG", seed=0):
+def picture(shape=(8, 8, 3), kind="PNG", seed=0):
     file = io.BytesIO()
-    Image.fromarray(np.random.default_rng(seed).integers(0, 255, shape, np.uint8)).save(file, form)
+    Image.fromarray(np.random.default_rng(seed).integers(0, 255, shape, np.uint8)).save(file, kind)
     return file.getvalue()
 
 
-def album(folder="", suffix="png", form="PNG", more=None):
-    files = {f"{folder}{'ab'[i % 2]}/{i}.{suffix}": picture(form=form, seed=i) for i in range(30)}
-    return zip_bytes({**files, **(more or {})})
+def album(folder="", suffix="png", kind="PNG", extra=None):
+    files = {f"{folder}{'ab'[i % 2]}/{i}.{suffix}": picture(kind=kind, seed=i) for i in range(30)}
+    return zip_bytes({**files, **(extra or {})})
 
 
-# What is read: the file, options, and the numbers of a row, classes (0: regression) and rows.
-READ = {
+# Per file: content, options, numbers per row, classes (0 for regression) and rows.
+VALID_FILES = {
     "plain.csv": (table(), {}, 1, 2, 60),
     "crlf.csv": (table(end="\r\n"), {}, 1, 2, 60),
     "no newline at the end.csv": (table()[:-1], {}, 1, 2, 60),
@@ -57,9 +57,9 @@ READ = {
     "spaces.csv": (table(", ").replace("x, y", "x,y"), {}, 1, 2, 60),
     "spaces in names.csv": (table().replace("x,y", " x , y "), {}, 1, 2, 60),
     "index.csv": (table(**{"": list(range(ROWS))}).replace("x,y,", "x,y,Unnamed: 0"), {}, 1, 2, 60),
-    "index first.csv": (numbered(table()), {}, 1, 2, 60),
+    "index first.csv": (number_lines(table()), {}, 1, 2, 60),
     "gaps.csv": (
-        table(x=changed(X, r3=None, r9="NA", r20="nan", r21="null", r30=None, r31=None, r32="N/A")),
+        table(x=replace(X, r3=None, r9="NA", r20="nan", r21="null", r30=None, r31=None, r32="N/A")),
         {},
         2,
         2,
@@ -73,7 +73,7 @@ READ = {
         2,
         60,
     ),
-    "no target in some.csv": (table(y=changed(Y, r4=None, r5="", r6="NA")), {}, 1, 2, 57),
+    "no target in some.csv": (table(y=replace(Y, r4=None, r5="", r6="NA")), {}, 1, 2, 57),
     "dates.csv": (table(day=[f"2024-01-{1 + i % 28:02d}" for i in range(ROWS)]), {}, 4, 2, 60),
     "quotes.csv": (table(note=['"a, ""b"""', '"c\nd"'] * 30), {}, 4, 2, 60),
     "unknown values.csv": (
@@ -100,7 +100,7 @@ READ = {
     "pixels.npz": (npz_bytes(x=RNG.integers(0, 255, (60, 4, 4), np.uint8), y=Y), {}, 16, 2, 60),
     "album.zip": (album(), {}, 192, 2, 30),
     "outer folder.zip": (
-        album("photos/", more={"photos/.DS_Store": b"", "__MACOSX/a/1.png": b""}),
+        album("photos/", extra={"photos/.DS_Store": b"", "__MACOSX/a/1.png": b""}),
         {},
         192,
         2,
@@ -108,10 +108,10 @@ READ = {
     ),
     "webp.zip": (album("train/", "webp", "WEBP"), {}, 192, 2, 30),
     "tiff.zip": (album("train/", "tif", "TIFF"), {}, 192, 2, 30),
-    "sizes.zip": (album(more={"a/big.png": picture((40, 20, 3))}), {}, 192, 2, 31),
+    "sizes.zip": (album(extra={"a/big.png": picture((40, 20, 3))}), {}, 192, 2, 31),
 }
-# What is refused: the file, options, and the sentence.
-REFUSED = {
+# Per file: content, options and error message.
+INVALID_FILES = {
     "empty.csv": ("", {}, "a first line of empty.csv that names the columns, got an empty file"),
     "header.csv": ("x,y\n", {}, "data.source: expected at least 20 rows, got 0"),
     "few.csv": ("x,y\n1,a\n2,b\n", {}, "data.source: expected at least 20 rows, got 2"),
@@ -126,8 +126,8 @@ REFUSED = {
     "one class.csv": (table(y=["no"] * ROWS), {}, "labels of 2 to 1000 classes, got 1"),
     "no target.csv": (table(y=[None] * ROWS), {}, "data.source: expected at least 20 rows, got 0"),
     "same target.csv": (table(y=[2.5] * ROWS), {"task": "regression"}, "different training targets"),
-    "bad cells.csv": (table(x=changed(X, r3="?", r9="n/k")), {}, r"column x: expected numbers, .*'\?' in row 3"),
-    "infinite.csv": (table(x=changed(X, r3="inf")), {}, "column x: expected finite numbers, got infinity in row 3"),
+    "bad cells.csv": (table(x=replace(X, r3="?", r9="n/k")), {}, r"column x: expected numbers, .*'\?' in row 3"),
+    "infinite.csv": (table(x=replace(X, r3="inf")), {}, "column x: expected finite numbers, got infinity in row 3"),
     "huge.csv": (table(y=[f"{x}e300" for x in X]), {}, "data.target: expected numbers in float32's range"),
     "either way.csv": (table(day=[f"0{1 + i % 9}/0{1 + i % 5}/2024" for i in range(ROWS)]), {}, "column day: exp"),
     "parquet.csv": (parquet_bytes({"x": X, "y": Y}), {}, "data.source: expected"),
@@ -141,9 +141,9 @@ REFUSED = {
     "nan.npz": (npz_bytes(x=np.full((60, 4), np.nan), y=Y), {}, r"x\.0\.0: expected a finite number in float32's range"),
     "no zip.zip": (b"PK\x03\x04 not really", {}, "data.source: expected a folder or zip file"),
     "no images.zip": (zip_bytes({"1.png": picture(), "2.png": picture()}), {}, "images train/CLASS"),
-    "empty class.zip": (album(more={"c/readme.txt": b"x"}), {}, r"folder 'c': expected images"),
-    "broken image.zip": (album(more={"a/x.png": picture()[:-30]}), {}, r"'a/x.png': expected a whole PNG"),
-    "no image.zip": (album(more={"a/x.jpg": b"<html>"}), {}, "'a/x.jpg': expected a PNG, JPEG"),
+    "empty class.zip": (album(extra={"c/readme.txt": b"x"}), {}, r"folder 'c': expected images"),
+    "broken image.zip": (album(extra={"a/x.png": picture()[:-30]}), {}, r"'a/x.png': expected a whole PNG"),
+    "no image.zip": (album(extra={"a/x.jpg": b"<html>"}), {}, "'a/x.jpg': expected a PNG, JPEG"),
 }  # fmt: skip
 
 
@@ -153,13 +153,13 @@ def read_rows(folder, name, content, task=None, target="y", **data):
     names = {"target": target} if kind in ("csv", "parquet") else {}
     section = DataSection(source=f"{kind}:{name}", **names, **data)
     recipe = make_plan(inspect_source(section, folder, task), section, None, None).recipe
-    read = load(recipe, folder)
-    return read, split(read, split_sizes(recipe))
+    dataset = load(recipe, folder)
+    return dataset, split(dataset, split_sizes(recipe))
 
 
-@pytest.mark.parametrize("name", READ)
-def test_what_is_odd_is_read_as_what_it_is(tmp_path, name):
-    content, options, width, classes, rows = READ[name]
+@pytest.mark.parametrize("name", VALID_FILES)
+def test_unusual_files_are_read_correctly(tmp_path, name):
+    content, options, width, classes, rows = VALID_FILES[name]
     data, splits = read_rows(tmp_path, name, content, **options)
     assert (len(splits.train.x[0]), len(data.classes), len(data.train) + len(data.test)) == (
         width,
@@ -169,10 +169,10 @@ def test_what_is_odd_is_read_as_what_it_is(tmp_path, name):
     assert np.isfinite(splits.train.x).all()
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_damaged_is_refused_in_a_sentence(tmp_path, name):
-    content, options, says = REFUSED[name]
-    with pytest.raises(InvalidInput, match=says) as refused:
+@pytest.mark.parametrize("name", INVALID_FILES)
+def test_damaged_files_raise_a_one_line_error(tmp_path, name):
+    content, options, message = INVALID_FILES[name]
+    with pytest.raises(InvalidInput, match=message) as error:
         read_rows(tmp_path, name, content, **options)
-    assert "\n" not in str(refused.value)
-    assert "expected" in str(refused.value)
+    assert "\n" not in str(error.value)
+    assert "expected" in str(error.value)

@@ -14,7 +14,7 @@ from torch import nn
 from model_store.artifacts.manifest import ClassSpec
 from tests.support.environment import working_in
 from tests.support.recipes import get_recipe, write_recipe
-from tests.support.refusals import refused
+from tests.support.refusals import assert_invalid
 from tests.support.texts import VOCABULARY, tokenizer, write_reviews
 from training.__main__ import main
 from training.data import load
@@ -36,21 +36,21 @@ def read(folder, source="csv:reviews.csv", **data):
 
 
 def get_ids(texts, length=12):
-    created = tokenizer()
-    created.enable_truncation(length)
-    created.enable_padding(length=length, pad_id=0)
-    return np.array([created.encode(text).ids for text in texts], dtype=np.float32)
+    encoder = tokenizer()
+    encoder.enable_truncation(length)
+    encoder.enable_padding(length=length, pad_id=0)
+    return np.array([encoder.encode(text).ids for text in texts], dtype=np.float32)
 
 
-def test_a_column_of_text_becomes_rows_of_ids(tmp_path, caplog):
+def test_text_columns_are_encoded_as_token_ids(tmp_path, caplog):
     write_reviews(tmp_path, 40)
     with caplog.at_level(logging.INFO):
         data = read(tmp_path, test_fraction=0.25, id="stars")
     assert "ignoring stars" not in caplog.text
     table = [line.split(",") for line in (tmp_path / "reviews.csv").read_text().splitlines()[1:]]
-    rows = {tuple(get_ids([text])[0]): label for text, label, _ in table}
+    expected = {tuple(get_ids([text])[0]): label for text, label, _ in table}
     actual = {tuple(x): data.classes[y] for x, y in zip(data.train.x, data.train.y, strict=True)}
-    assert actual.items() <= rows.items()
+    assert actual.items() <= expected.items()
     assert (len(data.train), len(data.test), data.shape, data.maximum) == (
         30,
         10,
@@ -65,7 +65,7 @@ def test_a_column_of_text_becomes_rows_of_ids(tmp_path, caplog):
     assert "ignoring stars, because the model reads only 'text'" in caplog.text
 
 
-def test_text_is_read_as_it_is_written_and_none_is_empty(tmp_path):
+def test_text_is_read_literally_and_missing_text_is_empty(tmp_path):
     tokenizer().save(str(tmp_path / "tokenizer.json"))
     texts = ["2024-01-01", "12", "NA", "", "good\n" * 30, 'bad, "so"', "1e5", "true"]
     cells = ['"' + text.replace('"', '""') + '"' for text in texts]
@@ -83,7 +83,7 @@ def test_text_is_read_as_it_is_written_and_none_is_empty(tmp_path):
     assert {tuple(row) for row in np.concatenate([actual[0].train.x, actual[0].test.x])} == expected
 
 
-def test_classes_left_out_are_kept_aside_as_ids(tmp_path):
+def test_rows_of_left_out_classes_are_encoded_as_token_ids(tmp_path):
     write_reviews(tmp_path, 60)
     lines = (tmp_path / "reviews.csv").read_text().splitlines()
     lines[2::5] = [
@@ -96,7 +96,7 @@ def test_classes_left_out_are_kept_aside_as_ids(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"text": "words"}, "data.text: expected one of the columns"),
         ({"text": "label"}, "data.text: expected a column other than the target"),
@@ -106,16 +106,16 @@ def test_classes_left_out_are_kept_aside_as_ids(tmp_path):
         ({"source": "npz:a.npz", "target": None}, "data.text: expected no value, because `npz`"),
     ],
 )
-def test_what_text_cannot_be_read_by_is_refused_in_one_line(tmp_path, changes, says):
+def test_invalid_text_options_are_rejected(tmp_path, changes, message):
     write_reviews(tmp_path, 40)
-    refused(lambda: read(tmp_path, **{"source": "csv:reviews.csv", **changes}), says)
+    assert_invalid(lambda: read(tmp_path, **{"source": "csv:reviews.csv", **changes}), message)
 
 
-def test_a_text_that_is_too_long_is_refused_by_its_row(tmp_path):
+def test_too_long_text_is_rejected_with_its_row(tmp_path):
     write_reviews(tmp_path, 40)
     with (tmp_path / "reviews.csv").open("a") as file:
         file.write("x" * 300_000 + ",bad,0\n")
-    refused(
+    assert_invalid(
         lambda: read(tmp_path),
         "column text, row ",
         "expected text of at most 262144 bytes",
@@ -132,7 +132,7 @@ def test_a_text_that_is_too_long_is_refused_by_its_row(tmp_path):
         {"text": "text", "tokenizer": "t.json", "columns": {"a": "numeric"}},
     ],
 )
-def test_keys_that_do_not_go_together_are_refused(keys):
+def test_conflicting_text_keys_are_rejected(keys):
     with pytest.raises(ValueError, match=r"no value with|only ignored columns"):
         get_recipe("csv:a.csv", **keys)
 
@@ -140,26 +140,26 @@ def test_keys_that_do_not_go_together_are_refused(keys):
 # Arrays
 
 
-def write_ids(folder, dtype=np.int64, largest=19, rows=40, **changes):
-    x = np.random.default_rng(0).integers(0, largest + 1, (rows, 5))
-    x[0, 0] = largest
+def write_ids(folder, dtype=np.int64, max_id=19, rows=40, **changes):
+    x = np.random.default_rng(0).integers(0, max_id + 1, (rows, 5))
+    x[0, 0] = max_id
     np.savez(folder / "ids.npz", x=changes.get("x", x.astype(dtype)), y=np.arange(rows) % 2)
     return x
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.float32])
-def test_arrays_of_integers_are_rows_of_ids(tmp_path, dtype):
+def test_integer_arrays_are_read_as_ids(tmp_path, dtype):
     x = write_ids(tmp_path, dtype)
     for vocabulary, maximum in (("auto", 19), (30, 29)):
         data = load(get_recipe("npz:ids.npz", vocabulary=vocabulary), tmp_path)
         assert (data.input.dtype, data.minimum, data.maximum) == ("int32", 0, maximum)
         assert data.train.x.dtype == (np.uint8 if dtype == np.uint8 else np.float32)
-        together = np.concatenate([data.train.x, data.test.x]).tolist()
-        assert sorted(together) == sorted(x.tolist())
+        all_rows = np.concatenate([data.train.x, data.test.x]).tolist()
+        assert sorted(all_rows) == sorted(x.tolist())
 
 
 @pytest.mark.parametrize(
-    ("value", "vocabulary", "says"),
+    ("value", "vocabulary", "message"),
     [
         (20, 20, "expected an integer id from 0 to 19, got 20"),
         (-1, "auto", "expected an integer id from 0 to 16777215, got -1"),
@@ -167,7 +167,7 @@ def test_arrays_of_integers_are_rows_of_ids(tmp_path, dtype):
         (1 << 24, "auto", "got 16777216"),
     ],
 )
-def test_numbers_that_are_no_ids_are_refused_by_their_row(tmp_path, value, vocabulary, says):
+def test_invalid_ids_are_rejected_with_their_position(tmp_path, value, vocabulary, message):
     x = np.random.default_rng(0).integers(0, 20, (40, 5)).astype(type(value))
     x[:, 2] = value
     write_ids(tmp_path, x=x)
@@ -175,20 +175,20 @@ def test_numbers_that_are_no_ids_are_refused_by_their_row(tmp_path, value, vocab
         x[:, 2], x[3, 2] = 1, value
         y = np.arange(20) % 2
         np.savez(tmp_path / "ids.npz", x_train=x[:20], y_train=y, x_test=x[20:], y_test=y)
-    refused(
+    assert_invalid(
         lambda: load(get_recipe("npz:ids.npz", vocabulary=vocabulary), tmp_path),
-        says,
+        message,
     )
 
 
-def test_other_sources_have_no_ids(tmp_path):
-    refused(
+def test_vocabulary_requires_an_npz_source(tmp_path):
+    assert_invalid(
         lambda: load(get_recipe("digits", vocabulary="auto"), tmp_path),
         "data.vocabulary: expected an `npz:` source",
     )
 
 
-# What stands for noise
+# Outliers
 
 
 @pytest.fixture
@@ -197,40 +197,40 @@ def data(tmp_path):
     return read(tmp_path, test_fraction=0.5)
 
 
-def test_random_ids_are_of_all_that_there_are_and_leave_padding(data):
+def test_random_ids_cover_the_vocabulary_and_keep_padding(data):
     rows = random_ids(data.input, np.concatenate([data.test.x] * 20), 0)
     is_padding = np.concatenate([data.test.x] * 20) == 0
     assert (rows[is_padding] == 0).all()
     assert set(rows[~is_padding].tolist()) == set(range(VOCABULARY))
 
 
-def test_crossed_ids_are_of_two_rows_of_different_classes(data):
+def test_crossed_ids_combine_two_rows_of_different_classes(data):
     x, y = data.test.x, data.test.y
     rows = cross(x, y, data.input, 0)
     assert np.array_equal(rows == 0, x == 0)
-    for row, custom, label in zip(rows, x, y, strict=True):
-        rest = x[y != label]
-        assert any(((row == custom) | (row == other)).all() for other in rest)
+    for row, original, label in zip(rows, x, y, strict=True):
+        candidates = x[y != label]
+        assert any(((row == original) | (row == candidate)).all() for candidate in candidates)
     assert (rows != x).any(axis=1).mean() > 0.5
 
 
-def test_other_rows_of_ids_are_those_of_arrays(data, tmp_path):
+def test_outlier_ids_are_read_from_arrays(data, tmp_path):
     np.savez(tmp_path / "other.npz", x=np.full((3, 12), VOCABULARY - 1))
     source = OutlierSource.parse("a=npz:other.npz", tmp_path)
     assert source.rows(data.input, 5, 0).shape == (3, 12)
     np.savez(tmp_path / "other.npz", x=np.full((3, 12), VOCABULARY))
-    refused(
+    assert_invalid(
         lambda: source.rows(data.input, 5, 0),
         f"other.npz.0.0: expected an integer id from 0 to {VOCABULARY - 1}, got {VOCABULARY}",
     )
-    refused(
+    assert_invalid(
         lambda: OutlierSource.parse("a=images:x", tmp_path).rows(data.input, 5, 0),
         "which are not images",
     )
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_other_texts_are_read_as_the_model_reads_text(data, tmp_path, kind):
+def test_outlier_texts_are_encoded_like_model_inputs(data, tmp_path, kind):
     texts = ["a zebra, and so", "", "it was good " * 20]
     table = pa.table({"text": texts, "more": ["1", "2", "3"]})
     (write_csv if kind == "csv" else parquet.write_table)(table, tmp_path / f"other.{kind}")
@@ -239,13 +239,15 @@ def test_other_texts_are_read_as_the_model_reads_text(data, tmp_path, kind):
     rows = source.rows(data.input, 5, 0, encoder)
     assert sorted(rows.tolist()) == sorted(get_ids(texts).tolist())
     assert len(source.rows(data.input, 2, 0, encoder)) == 2
-    refused(lambda: source.rows(data.input, 5, 0), f"a model of columns or text for `{kind}:`")
-    elsewhere = OutlierSource.parse(f"other={kind}:reviews.{kind}", tmp_path)
+    assert_invalid(
+        lambda: source.rows(data.input, 5, 0), f"a model of columns or text for `{kind}:`"
+    )
+    textless_source = OutlierSource.parse(f"other={kind}:reviews.{kind}", tmp_path)
     (write_csv if kind == "csv" else parquet.write_table)(
         table.drop_columns("text"), tmp_path / f"reviews.{kind}"
     )
-    refused(
-        lambda: elsewhere.rows(data.input, 5, 0, encoder),
+    assert_invalid(
+        lambda: textless_source.rows(data.input, 5, 0, encoder),
         f"reviews.{kind}.text: expected a column with that name, got columns more",
     )
 
@@ -253,7 +255,7 @@ def test_other_texts_are_read_as_the_model_reads_text(data, tmp_path, kind):
 # Recipes
 
 
-def test_the_flag_looks_at_no_density_of_ids():
+def test_flag_uses_no_input_density_for_ids():
     for task in ("classification", "regression"):
         combined = get_recipe("npz:ids.npz", task=task, vocabulary="auto").combined
         assert combined == [COMBINED_SCORES[task], "feature_neighbours"]
@@ -265,7 +267,7 @@ def test_the_flag_looks_at_no_density_of_ids():
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"network": {"hidden": [8]}}, "network: expected a factory"),
         (
@@ -284,7 +286,7 @@ def test_the_flag_looks_at_no_density_of_ids():
         ({"network": FACTORY, "data": {"vocabulary": 5}}, "expected an integer id from 0 to 4"),
     ],
 )
-def test_what_does_not_go_with_ids_ends_a_fit_before_it_begins(tmp_path, capsys, changes, says):
+def test_fit_rejects_options_that_conflict_with_ids(tmp_path, capsys, changes, message):
     write_ids(tmp_path)
     sizes = {"validation": 4, "reference": 4, "ranking": 4}
     data = {"source": "npz:ids.npz", "vocabulary": "auto", **sizes, **changes.pop("data", {})}
@@ -292,34 +294,34 @@ def test_what_does_not_go_with_ids_ends_a_fit_before_it_begins(tmp_path, capsys,
     with working_in(tmp_path):
         assert main(["fit", str(path), "--quiet"]) == 2
     error = capsys.readouterr().err
-    assert says in error
+    assert message in error
     assert error.strip().count("\n") == 0
     assert not (tmp_path / "models").exists()
 
 
-def test_the_network_gets_integers_in_the_rows_shape(tmp_path):
+def test_network_receives_int64_ids_in_row_shape(tmp_path):
     from tests.support.recipes import recipe_with
     from training.model import build
 
-    retained = []
+    inputs = []
 
-    class Watching(nn.Module):
+    class Recorder(nn.Module):
         def __init__(self):
             super().__init__()
             self.inner = small((5,), 2)
 
         def forward(self, x):
-            retained.append((x.dtype, tuple(x.shape[1:])))
+            inputs.append((x.dtype, tuple(x.shape[1:])))
             return self.inner(x)
 
-    global watched
+    global build_recorder
 
-    def watched(shape, outputs):
-        return Watching()
+    def build_recorder(shape, outputs):
+        return Recorder()
 
     for method in ("bhn-realnvp", "mle", "ensemble", "dropout", "bbb-gaussian"):
         network, posterior = (
-            {"factory": f"{__name__}:watched"},
+            {"factory": f"{__name__}:build_recorder"},
             {"input_rate": 0.1} if method == "dropout" else {},
         )
         data = {"source": "npz:x", "vocabulary": "auto"}
@@ -328,11 +330,11 @@ def test_the_network_gets_integers_in_the_rows_shape(tmp_path):
         model.predict(
             torch.tensor([[0.0, 1, 2, 3, 19]]), torch.zeros(2, model.posterior.noise_dimension)
         )
-    assert set(retained) == {(torch.int64, (5,))}
+    assert set(inputs) == {(torch.int64, (5,))}
 
 
 @pytest.mark.usefixtures("fits")
-def test_an_encoder_takes_ids_and_all_of_them(tmp_path):
+def test_encoder_embeds_ids_and_must_accept_all_of_them(tmp_path):
     from tests.support.recipes import recipe_with
     from training.fitting.encoding import encoder_graph, make_encoding
 
@@ -351,15 +353,15 @@ def test_an_encoder_takes_ids_and_all_of_them(tmp_path):
     ]
     expected = (embedding[x.astype(int)] * is_token).sum(1) / is_token.sum(1)
     np.testing.assert_allclose(encoding.encoder(x), expected, atol=1e-5)
-    extra = dataclasses.replace(data, maximum=VOCABULARY + 5.0)
-    refused(
-        lambda: make_encoding(graph, extra, data.train, tmp_path, None),
+    larger_data = dataclasses.replace(data, maximum=VOCABULARY + 5.0)
+    assert_invalid(
+        lambda: make_encoding(graph, larger_data, data.train, tmp_path, None),
         f"network.encoder: expected an encoder that accepts ids from 0 to {VOCABULARY + 5}",
     )
 
 
 @pytest.mark.usefixtures("fits")
-def test_an_onnx_encoder_of_text_is_told_what_is_padding(tmp_path):
+def test_onnx_text_encoder_receives_the_attention_mask(tmp_path):
     from tests.support.recipes import recipe_with
     from training.fitting.encoding import encoder_graph, make_encoding
 
@@ -391,16 +393,16 @@ def test_an_onnx_encoder_of_text_is_told_what_is_padding(tmp_path):
     assert np.array_equal(encoding.encoder(x), np.concatenate([x * is_token, is_token], axis=1))
 
 
-def test_rows_with_larger_ids_than_a_version_takes_are_refused(tmp_path, published):
+def test_ids_above_the_version_maximum_are_rejected(tmp_path, published):
     write_ids(tmp_path)
     data = load(get_recipe("npz:ids.npz", vocabulary="auto"), tmp_path)
     manifest = published.manifest("m", "1")
     for largest in (19.0, 18.0):
         spec = data.input.model_copy(update={"maximum": largest})
         output = ClassSpec(classes=data.classes)
-        taken = manifest.model_copy(update={"input": spec, "output": output})
+        variant = manifest.model_copy(update={"input": spec, "output": output})
         if largest == 19.0:
-            assert match_version(data, taken, "--data").digest() == data.digest()
+            assert match_version(data, variant, "--data").digest() == data.digest()
         else:
-            says = "--data: expected ids up to 18, the largest of m version 1, got 19"
-            refused(lambda taken=taken: match_version(data, taken, "--data"), says)
+            message = "--data: expected ids up to 18, the largest of m version 1, got 19"
+            assert_invalid(lambda variant=variant: match_version(data, variant, "--data"), message)

@@ -7,7 +7,7 @@ from PIL import Image
 
 from tests.support.images import png_file
 from tests.support.recipes import get_recipe
-from tests.support.refusals import refused
+from tests.support.refusals import assert_invalid
 from training.data import load
 
 
@@ -25,8 +25,8 @@ def files(train=6, test=2, shape=(4, 5, 3), suffix="png", seed=0):
     return content, arrays
 
 
-def write(path, content, zipped):
-    if zipped:
+def write(path, content, is_zip):
+    if is_zip:
         with zipfile.ZipFile(path, "w") as file:
             for name, data in content.items():
                 file.writestr(name, data)
@@ -36,18 +36,18 @@ def write(path, content, zipped):
             (path / name).write_bytes(data)
 
 
-def make_data(tmp_path, content, zipped=False):
-    write(tmp_path / "pictures", content, zipped)
+def loader(tmp_path, content, is_zip=False):
+    write(tmp_path / "pictures", content, is_zip)
     return lambda **data: load(get_recipe("images:pictures", **data), tmp_path)
 
 
-@pytest.mark.parametrize("zipped", [False, True])
-def test_colour_images_are_bytes_with_channels_first_and_folders_are_labels(tmp_path, zipped):
+@pytest.mark.parametrize("is_zip", [False, True])
+def test_colour_images_are_channels_first_uint8_with_folders_as_labels(tmp_path, is_zip):
     content, arrays = files()
-    data = make_data(
+    data = loader(
         tmp_path,
         {**content, "train/README.txt": b"", "train/cat/.hidden.png": b"", "train/cat/a.txt": b""},
-        zipped,
+        is_zip,
     )()
     assert (data.shape, data.classes, data.image.mode) == ((3, 4, 5), ("cat", "dog"), "RGB")
     assert data.train.x.dtype == np.uint8
@@ -60,43 +60,43 @@ def test_colour_images_are_bytes_with_channels_first_and_folders_are_labels(tmp_
         assert [data.classes[c] for c in rows.y] == [name.split("/")[1] for name in names]
 
 
-def test_files_of_other_kinds_are_counted_by_their_endings(tmp_path, caplog):
-    rest = dict.fromkeys(("a.gif", "b.GIF", "notes.txt", "LICENSE", ".hidden"), b"")
-    content = {**files()[0], **{f"train/cat/{name}": data for name, data in rest.items()}}
+def test_skipped_files_are_counted_by_suffix(tmp_path, caplog):
+    extra = dict.fromkeys(("a.gif", "b.GIF", "notes.txt", "LICENSE", ".hidden"), b"")
+    content = {**files()[0], **{f"train/cat/{name}": data for name, data in extra.items()}}
     with caplog.at_level("INFO", "dubito.training"):
-        assert len(make_data(tmp_path, content)().train) == 12
+        assert len(loader(tmp_path, content)().train) == 12
     assert caplog.messages == [
         "skipping 4 files other than images (.png|.jpg|.jpeg|.webp|.bmp|.tif|.tiff): "
         "2 of .gif, 1 of no suffix, 1 of .txt"
     ]
 
 
-def test_grey_images_have_no_channel_and_one_of_colour_makes_all_colour(tmp_path):
+def test_grey_images_have_no_channel_axis_unless_any_image_has_colour(tmp_path):
     grey, _ = files(shape=(4, 5))
-    assert make_data(tmp_path, grey, zipped=True)().shape == (4, 5)
+    assert loader(tmp_path, grey, is_zip=True)().shape == (4, 5)
     mixed = {**grey, "test/cat/9.png": files()[0]["test/cat/0.png"]}
     (tmp_path / "other").mkdir()
-    assert make_data(tmp_path / "other", mixed, zipped=True)().shape == (3, 4, 5)
+    assert loader(tmp_path / "other", mixed, is_zip=True)().shape == (3, 4, 5)
 
 
-def test_without_test_images_a_share_is_held_out_always_the_same(tmp_path):
+def test_fixed_share_is_held_out_if_there_are_no_test_images(tmp_path):
     content, arrays = files(train=10, test=0)
-    read = make_data(tmp_path, content)
+    read = loader(tmp_path, content)
     data = read(test_fraction=0.3)
     assert (len(data.train), len(data.test)) == (14, 6)
-    together = np.concatenate([data.train.x, data.test.x])
+    all_rows = np.concatenate([data.train.x, data.test.x])
     expected = np.array([array.transpose(2, 0, 1).reshape(-1) for array in arrays.values()])
-    assert sorted(together.tolist()) == sorted(expected.tolist())
+    assert sorted(all_rows.tolist()) == sorted(expected.tolist())
     assert read(test_fraction=0.3).digest() == data.digest() != read(test_fraction=0.2).digest()
 
 
-def test_images_of_any_size_are_resized_where_the_recipe_says_so(tmp_path):
+def test_images_of_different_sizes_are_resized_only_if_configured(tmp_path):
     content, _ = files()
     content |= {
         f"train/cat/9{i}.png": data for i, data in enumerate(files(shape=(9, 7, 3))[0].values())
     }
-    read = make_data(tmp_path, content)
-    refused(
+    read = loader(tmp_path, content)
+    assert_invalid(
         read,
         "'train/cat/90.png'",
         "an image of 5 x 4 pixels like train/cat/0.png",
@@ -105,15 +105,15 @@ def test_images_of_any_size_are_resized_where_the_recipe_says_so(tmp_path):
     )
     data = read(image_size=[6, 8])
     assert (data.shape, data.image.resize) == ((3, 6, 8), True)
-    cut = read(image_size=[4, 4], image_resize=4, image_interpolation="bicubic")
-    assert (cut.shape, cut.image.shorter, cut.image.interpolation) == ((3, 4, 4), 4, "bicubic")
-    of_rest = [
+    crop = read(image_size=[4, 4], image_resize=4, image_interpolation="bicubic")
+    assert (crop.shape, crop.image.shorter, crop.image.interpolation) == ((3, 4, 4), 4, "bicubic")
+    dogs = [
         array for name, array in files()[1].items() if name.startswith("train/dog")
-    ]  # one pixel wider
+    ]  # one pixel wider than the crop
     assert np.array_equal(
-        cut.train.x[-len(of_rest) :], [a[:, :4].transpose(2, 0, 1).reshape(-1) for a in of_rest]
+        crop.train.x[-len(dogs) :], [a[:, :4].transpose(2, 0, 1).reshape(-1) for a in dogs]
     )
-    assert read(image_size=[4, 4]).digest() != cut.digest()
+    assert read(image_size=[4, 4]).digest() != crop.digest()
 
 
 @pytest.mark.parametrize(
@@ -124,43 +124,45 @@ def test_images_of_any_size_are_resized_where_the_recipe_says_so(tmp_path):
         {"image_size": [4, 8], "image_resize": 7},
     ],
 )
-def test_keys_of_images_that_do_not_go_together_are_refused(keys):
+def test_conflicting_image_keys_are_rejected(keys):
     with pytest.raises(ValueError, match=r"no value without image_size|at least the longer side"):
         get_recipe("images:pictures", **keys)
 
 
-@pytest.mark.parametrize("zipped", [False, True])
-@pytest.mark.parametrize("outer", ["", "photos/"])
-def test_folders_of_classes_alone_are_training_images(tmp_path, zipped, outer):
+@pytest.mark.parametrize("is_zip", [False, True])
+@pytest.mark.parametrize("parent", ["", "photos/"])
+def test_class_folders_without_splits_are_training_images(tmp_path, is_zip, parent):
     content, arrays = files(train=10, test=0)
-    plain = {outer + name.removeprefix("train/"): data for name, data in content.items()}
-    data = make_data(tmp_path, plain, zipped)(test_fraction=0.3)
+    members = {parent + name.removeprefix("train/"): data for name, data in content.items()}
+    data = loader(tmp_path, members, is_zip)(test_fraction=0.3)
     assert (len(data.train), len(data.test), data.classes) == (14, 6, ("cat", "dog"))
-    together = np.concatenate([data.train.x, data.test.x])
+    all_rows = np.concatenate([data.train.x, data.test.x])
     expected = np.array([array.transpose(2, 0, 1).reshape(-1) for array in arrays.values()])
-    assert sorted(together.tolist()) == sorted(expected.tolist())
+    assert sorted(all_rows.tolist()) == sorted(expected.tolist())
 
 
-def test_a_class_s_folder_without_an_image_stops_the_fit(tmp_path):
+def test_class_folder_without_images_is_rejected(tmp_path):
     content, _ = files()
     (tmp_path / "pictures" / "train" / "cow").mkdir(parents=True)
-    refused(make_data(tmp_path, content), "data.source: folder 'cow': expected images (.png|.jpg|")
+    assert_invalid(
+        loader(tmp_path, content), "data.source: folder 'cow': expected images (.png|.jpg|"
+    )
 
 
-def test_a_zip_s_names_lead_nowhere(tmp_path):
+def test_zip_members_with_unsafe_paths_are_ignored(tmp_path):
     content, _ = files()
-    evil = {
+    unsafe_files = {
         "../evil.png": b"x",
         "/train/cat/evil.png": b"x",
         "train/../../evil.png": b"x",
         "train/cat/../../a.png": b"x",
     }
-    data = make_data(tmp_path, {**content, **evil}, zipped=True)()
+    data = loader(tmp_path, {**content, **unsafe_files}, is_zip=True)()
     assert len(data.train) == 12
     assert {path.name for path in tmp_path.iterdir()} == {"pictures"}
 
 
-@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("is_zip", [False, True])
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
@@ -170,30 +172,30 @@ def test_a_zip_s_names_lead_nowhere(tmp_path):
         (
             "test/cat/0.png",
             lambda _: png_file((5, 4, 8, 2, 0, 0, 0), 3 * (b"\0" + bytes(15))),
-        ),  # a row too few
+        ),  # one pixel row short
     ],
 )
-def test_a_broken_image_is_refused_by_its_name(tmp_path, zipped, name, damage):
+def test_broken_image_is_rejected_by_name(tmp_path, is_zip, name, damage):
     content, _ = files()
     content[name] = damage(content[name])
-    refused(make_data(tmp_path, content, zipped), f"data.source: '{name}'", "PNG")
+    assert_invalid(loader(tmp_path, content, is_zip), f"data.source: '{name}'", "PNG")
 
 
-def test_a_damaged_zip_is_refused_by_the_member(tmp_path):
+def test_damaged_zip_is_rejected_with_the_member_name(tmp_path):
     content, _ = files()
-    read = make_data(tmp_path, content, zipped=True)
-    full = (tmp_path / "pictures").read_bytes()
-    place = full.index(content["train/dog/3.png"])
+    read = loader(tmp_path, content, is_zip=True)
+    archive = (tmp_path / "pictures").read_bytes()
+    offset = archive.index(content["train/dog/3.png"])
     (tmp_path / "pictures").write_bytes(
-        full[: place + 20] + bytes([full[place + 20] ^ 255]) + full[place + 21 :]
+        archive[: offset + 20] + bytes([archive[offset + 20] ^ 255]) + archive[offset + 21 :]
     )
-    refused(read, "'train/dog/3.png'", "CRC")
-    (tmp_path / "pictures").write_bytes(full[:-30])
-    refused(read, "data.source", "a folder or zip file")
+    assert_invalid(read, "'train/dog/3.png'", "CRC")
+    (tmp_path / "pictures").write_bytes(archive[:-30])
+    assert_invalid(read, "data.source", "a folder or zip file")
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         ({}, "images train/CLASS/"),
         ({"cat/0.png": b""}, "a PNG, JPEG, WEBP, BMP or TIFF file"),
@@ -204,13 +206,13 @@ def test_a_damaged_zip_is_refused_by_the_member(tmp_path):
             "labels of 2 to 1000 classes, got 1",
         ),
     ],
-    ids=["nothing", "no split", "no class", "only test", "one class"],
+    ids=["empty", "no split", "no class", "only test", "one class"],
 )
-def test_folders_that_are_not_as_they_should_be_are_refused(tmp_path, content, says):
-    refused(make_data(tmp_path, content, zipped=True), "data.source", says)
+def test_invalid_folder_structures_are_rejected(tmp_path, content, message):
+    assert_invalid(loader(tmp_path, content, is_zip=True), "data.source", message)
 
 
-def test_what_is_not_there_is_refused(tmp_path):
-    refused(
+def test_missing_folder_is_rejected(tmp_path):
+    assert_invalid(
         lambda: load(get_recipe("images:absent"), tmp_path), "data.source", "absent", "No such file"
     )

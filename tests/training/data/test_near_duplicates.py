@@ -3,7 +3,7 @@ import pytest
 
 from tests.support.environment import working_in
 from tests.support.recipes import get_recipe
-from tests.support.refusals import refused
+from tests.support.refusals import assert_invalid
 from training.__main__ import main
 from training.data import load
 from training.data.findings import duplicate_warnings
@@ -13,7 +13,7 @@ RNG = np.random.default_rng(0)
 CLASSES = ["a", "b", "c", "d"]
 
 
-def splits(dtype=np.float32):
+def make_splits(dtype=np.float32):
     train = (RNG.normal(size=(50, 4)) * 100).astype(dtype)
     parts = [(RNG.normal(size=(20, 4)) * 100).astype(dtype) for _ in range(4)]
     for part, copies in zip(parts, (5, 0, 1, 20), strict=True):
@@ -23,10 +23,10 @@ def splits(dtype=np.float32):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 def test_copies_of_training_rows_are_counted_by_split(dtype):
-    created = splits(dtype)
-    (line,) = duplicate_warnings(created)
-    assert "5 of 20 validation, 20 of 20 test" in line
-    assert duplicate_warnings(Splits(created.train, *[created.reference] * 4)) == []
+    splits = make_splits(dtype)
+    (warning,) = duplicate_warnings(splits)
+    assert "5 of 20 validation, 20 of 20 test" in warning
+    assert duplicate_warnings(Splits(splits.train, *[splits.reference] * 4)) == []
 
 
 def write(folder, copies):
@@ -38,32 +38,32 @@ def write(folder, copies):
 
 
 @pytest.mark.parametrize("copies", [1, 2])
-def test_inspect_tells_copies_across_splits(tmp_path, capsys, copies):
+def test_inspect_reports_copies_across_splits(tmp_path, capsys, copies):
     write(tmp_path, copies)
     with working_in(tmp_path):
         assert main(["inspect", "--data", "csv:a.csv", "--target", "kind"]) == 0
     assert ("rows that equal a training row" in capsys.readouterr().out) == (copies == 2)
 
 
-def test_a_table_leaves_classes_out_before_its_columns_are_encoded(tmp_path):
+def test_tables_leave_classes_out_before_encoding_columns(tmp_path):
     write(tmp_path, 1)
     full = load(get_recipe("csv:a.csv", target="kind"), tmp_path)
-    rest = load(get_recipe("csv:a.csv", target="kind", leave_out=["b"]), tmp_path)
-    assert rest.classes == ("a", "c", "d")
-    assert rest.columns[2].categories == ("a", "c", "d")
-    assert len(rest.left_out) == int((full.test.y == 1).sum()) > 0
-    assert len(rest.test) + len(rest.left_out) == len(full.test)
-    assert (rest.left_out[:, -1] == 1).all()  # an unknown code
-    assert rest.left_out.shape[1] == rest.train.x.shape[1]
-    refused(
+    reduced = load(get_recipe("csv:a.csv", target="kind", leave_out=["b"]), tmp_path)
+    assert reduced.classes == ("a", "c", "d")
+    assert reduced.columns[2].categories == ("a", "c", "d")
+    assert len(reduced.left_out) == int((full.test.y == 1).sum()) > 0
+    assert len(reduced.test) + len(reduced.left_out) == len(full.test)
+    assert (reduced.left_out[:, -1] == 1).all()  # an unknown code
+    assert reduced.left_out.shape[1] == reduced.train.x.shape[1]
+    assert_invalid(
         lambda: load(get_recipe("csv:a.csv", target="kind", leave_out=["z"]), tmp_path),
         "data.leave_out: expected some of ['a', 'b', 'c', 'd']",
     )
-    refused(
+    assert_invalid(
         lambda: load(get_recipe("csv:a.csv", target="kind", leave_out=["a", "b", "c"]), tmp_path),
         "data.leave_out: expected at least two remaining classes",
     )
-    refused(
+    assert_invalid(
         lambda: load(
             get_recipe("csv:a.csv", "regression", target="size", leave_out=["a"]), tmp_path
         ),

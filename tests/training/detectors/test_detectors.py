@@ -31,7 +31,7 @@ from training.export.served import served_network
 
 
 def data(rows=300, seed=0):
-    """Rows of 8 numbers whose 8 directions have very different variances, away from the origin."""
+    """Draw rows of 8 numbers, off the origin, with very different variances by direction."""
     rng = np.random.default_rng(seed)
     rotation = np.linalg.qr(rng.normal(size=(8, 8)))[0]
     return (rng.normal(size=(rows, 8)) * [10, 8, 5, 2, 1, 0.5, 0.2, 0.1]) @ rotation + 20
@@ -45,57 +45,55 @@ def score(detector, x):
     return detector(torch.from_numpy(np.float32(x))).numpy()
 
 
-def fitted(kind, x):
-    """A detector of the spectrum behind the spectrum itself, fitted on rows."""
+def fit_detector(kind, x):
+    """Fit a spectrum on rows, followed by a detector of that spectrum."""
     x = torch.from_numpy(np.float32(x))
     spectrum = Spectrum.fit(x, generator())
     return torch.nn.Sequential(spectrum, kind.fit(spectrum(x), generator()))
 
 
-def test_the_residual_is_that_of_numpys_svd():
+def test_residual_matches_numpy_svd():
     x, new = data(), data(seed=0)[:50] + np.random.default_rng(1).normal(size=(50, 8))
-    detector = fitted(Residual, x)
+    detector = fit_detector(Residual, x)
     _, singular, directions = np.linalg.svd(x - x.mean(0), full_matrices=False)
     share = np.cumsum(singular**2) / np.sum(singular**2)
-    retained = 1 + int(np.sum(share < EXPLAINED))
-    assert detector[1].num_components == retained
-    rest = (new - x.mean(0)) @ directions[retained:].T
+    rank = 1 + int(np.sum(share < EXPLAINED))
+    assert detector[1].num_components == rank
+    rest = (new - x.mean(0)) @ directions[rank:].T
     assert np.allclose(score(detector, new), np.square(rest).sum(1), rtol=1e-3)
 
 
-def test_points_of_the_span_score_nothing_and_others_their_squared_distance_from_it():
-    detector = fitted(Residual, data())
-    spectrum, retained = detector[0], detector[1].num_components
+def test_residual_is_squared_distance_from_the_span_of_components():
+    detector = fit_detector(Residual, data())
+    spectrum, rank = detector[0], detector[1].num_components
     components, mean = spectrum.components.numpy(), spectrum.mean.numpy()
-    inside = (
-        mean + np.random.default_rng(2).normal(size=(20, retained)) @ components[:, :retained].T
-    )
+    inside = mean + np.random.default_rng(2).normal(size=(20, rank)) @ components[:, :rank].T
     assert np.all(score(detector, inside) <= 1e-8 * np.square(inside - mean).sum(axis=1))
     assert np.allclose(score(detector, inside + 3 * components[:, -1]), 9, rtol=1e-4)
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3])
-def test_one_direction_at_least_is_left_to_look_at(columns):
+def test_residual_leaves_at_least_one_direction(columns):
     x = np.random.default_rng(0).normal(size=(50, columns)) * np.array([100.0, 0.1, 0.1])[:columns]
-    detector = fitted(Residual, x)
+    detector = fit_detector(Residual, x)
     assert detector[1].num_components < columns
     assert np.any(score(detector, x) > 0)
 
 
-def test_constant_data_give_finite_detectors():
+def test_constant_data_score_zero_and_other_rows_score_above_zero():
     x = np.full((10, 4), 7.0)
-    rest = x + np.random.default_rng(0).normal(size=(10, 4))
+    other_rows = x + np.random.default_rng(0).normal(size=(10, 4))
     for kind in (Residual, Mahalanobis):
-        detector = fitted(kind, x)
+        detector = fit_detector(kind, x)
         assert np.array_equal(score(detector, x), np.zeros(10))
-        assert np.all(score(detector, rest) > 0)
+        assert np.all(score(detector, other_rows) > 0)
 
 
-def test_components_of_nearly_constant_features_are_found_where_lapack_fails(monkeypatch):
-    numbers = generator()
-    active = torch.rand(1, 800, generator=numbers) * (torch.rand(1, 800, generator=numbers) < 0.02)
-    rows = active * (1 + 1e-3 * torch.randn(5000, 1, generator=numbers))
-    rows += 1e-6 * torch.randn(5000, 800, generator=numbers) * (active > 0)
+def test_principal_components_are_accurate_even_if_lapack_fails(monkeypatch):
+    rng = generator()
+    active = torch.rand(1, 800, generator=rng) * (torch.rand(1, 800, generator=rng) < 0.02)
+    rows = active * (1 + 1e-3 * torch.randn(5000, 1, generator=rng))
+    rows += 1e-6 * torch.randn(5000, 800, generator=rng) * (active > 0)
     rows = rows.relu() / (1.1 * rows.relu().norm(dim=1, keepdim=True))
     threads = torch.get_num_threads()
     try:
@@ -110,12 +108,12 @@ def test_components_of_nearly_constant_features_are_found_where_lapack_fails(mon
         raise torch.linalg.LinAlgError
 
     monkeypatch.setattr(torch.linalg, "eigh", fail)
-    _, again, replacement = principal_components(rows, Fold(torch.ones(800)))
-    torch.testing.assert_close(again[:20], variances[:20], rtol=1e-6, atol=0.0)
-    torch.testing.assert_close((replacement[:, 0] @ directions[:, 0]).abs().item(), 1.0)
+    _, fallback_variances, fallback_directions = principal_components(rows, Fold(torch.ones(800)))
+    torch.testing.assert_close(fallback_variances[:20], variances[:20], rtol=1e-6, atol=0.0)
+    torch.testing.assert_close((fallback_directions[:, 0] @ directions[:, 0]).abs().item(), 1.0)
 
 
-def test_a_detector_that_cannot_be_fitted_is_named():
+def test_error_names_the_detector_that_cannot_be_fitted():
     x = torch.from_numpy(np.float32(data()))
     model = scale_model(realnvp, 8, 6, 3)
     model.network.std.fill_(float("nan"))
@@ -123,9 +121,9 @@ def test_a_detector_that_cannot_be_fitted_is_named():
         served_network(model, x, 0, names=("input_neighbours", "feature_neighbours"))
 
 
-def test_the_mahalanobis_distance_is_that_of_numpys_covariance_with_a_floor():
+def test_mahalanobis_distance_matches_numpy_covariance_with_a_floor():
     x, new = data(), data(seed=3)
-    detector = fitted(Mahalanobis, x)
+    detector = fit_detector(Mahalanobis, x)
     covariance = np.cov(x.T, bias=True)
     covariance += FLOOR * np.trace(covariance) / 8 * np.eye(8)
     centred = new - x.mean(0)
@@ -134,43 +132,43 @@ def test_the_mahalanobis_distance_is_that_of_numpys_covariance_with_a_floor():
 
 
 @pytest.mark.parametrize("neighbour", [EMBEDDING_NEIGHBOUR, NEIGHBOUR])
-def test_neighbours_are_those_of_brute_force(neighbour):
+def test_neighbours_match_brute_force(neighbour):
     x, new = data(200) - 20, data(30, seed=3) - 20
-    # 8 directions: nothing is projected away
+    # With 8 directions there is no projection.
     detector = Neighbours.fit(torch.from_numpy(np.float32(x)), generator(), neighbour=neighbour)
     softening = SOFTENING * np.linalg.norm(x, axis=1).mean()
 
-    def divided(rows):
+    def normalise(rows):
         return rows / (np.linalg.norm(rows, axis=1, keepdims=True) + softening)
 
-    distances = np.square(divided(new)[:, None] - divided(x)[None]).sum(-1)
+    distances = np.square(normalise(new)[:, None] - normalise(x)[None]).sum(-1)
     expected = np.sort(distances, axis=1)[:, neighbour - 1]
     assert np.allclose(score(detector, new), expected, rtol=1e-2, atol=1e-5)
 
 
-def test_distances_within_tight_clusters_far_apart_are_no_rounding_of_float32():
+def test_distances_within_tight_distant_clusters_are_exact_in_float32():
     noise = np.random.default_rng(5)
     x = np.repeat([[1.0, 0, 0, 0], [0, 1.0, 0, 0]], 100, axis=0) + 0.004 * noise.normal(
         size=(200, 4)
     )
     detector = Neighbours.fit(torch.from_numpy(np.float32(x)), generator(), neighbour=NEIGHBOUR)
-    point, bank = (
+    points, bank = (
         detector.project(torch.from_numpy(np.float32(x))).double(),
         detector.bank.double(),
     )
-    exact = (point[:, None] - bank.T[None]).square().sum(-1).sort(dim=1).values[:, NEIGHBOUR - 1]
+    exact = (points[:, None] - bank.T[None]).square().sum(-1).sort(dim=1).values[:, NEIGHBOUR - 1]
     exact = exact.clamp(min=1e-6).numpy()
     assert exact.mean() < 1e-4
     assert np.allclose(score(detector, x), exact, rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_few_training_rows_are_all_neighbours(rows):
+def test_neighbours_are_finite_for_few_training_rows(rows):
     x = torch.randn(rows, 4, generator=generator())
     assert torch.isfinite(Neighbours.fit(x, generator())(x)).all()
 
 
-def test_the_bank_and_its_directions_are_bounded():
+def test_bank_rows_and_directions_are_bounded():
     x = torch.randn(BANK_ROWS + 100, DIRECTIONS + 6, generator=generator())
     assert Neighbours.fit(x, generator()).bank.shape == (DIRECTIONS, BANK_ROWS)
     assert Neighbours.fit(x, generator(), EMBEDDING_ROWS, EMBEDDING_NEIGHBOUR).bank.shape == (
@@ -179,7 +177,7 @@ def test_the_bank_and_its_directions_are_bounded():
     )
 
 
-def test_short_rows_are_not_folded_and_long_ones_keep_inner_products_on_average():
+def test_folds_keep_short_rows_and_mean_inner_products_of_long_rows():
     short = torch.randn(2, 5, generator=generator())
     assert torch.equal(Fold.fit(5, generator())(short), short)
     length = 2 * MAX_LENGTH + 7
@@ -192,47 +190,47 @@ def test_short_rows_are_not_folded_and_long_ones_keep_inner_products_on_average(
     assert abs(products.mean() - x[0] @ x[1]) < 6 * products.std() / 10
 
 
-def test_the_spectrum_of_long_rows_is_that_of_their_folds():
+def test_spectrum_of_long_rows_equals_spectrum_of_their_folds():
     x = torch.randn(30, MAX_LENGTH + 100, generator=generator())
     fold = Fold.fit(x.shape[1], generator())
     mean = torch.zeros(MAX_LENGTH)
     components = torch.linalg.qr(torch.randn(MAX_LENGTH, 3, generator=generator()))[0]
-    folded = Spectrum(Fold.fit(MAX_LENGTH, generator()), mean, components)
-    assert torch.equal(Spectrum(fold, mean, components)(x), folded(fold(x)))
+    folded_spectrum = Spectrum(Fold.fit(MAX_LENGTH, generator()), mean, components)
+    assert torch.equal(Spectrum(fold, mean, components)(x), folded_spectrum(fold(x)))
 
 
-def test_the_served_network_gives_the_detectors_beside_the_network():
+def test_served_network_returns_network_outputs_and_densities():
     x = torch.from_numpy(np.float32(data()))
     model = scale_model(realnvp, 8, 5, 3)
-    result = served_network(model, x, seed=0)
+    module = served_network(model, x, seed=0)
     theta = torch.ones(2, 1, 8)
-    log_probs, density = result(x, theta)
+    log_probs, density = module(x, theta)
     assert torch.equal(log_probs, torch.log_softmax(model.network(x, theta), -1))
-    assert tuple(result.density) == FOR_ANY_SHAPE
-    assert result.two_sided == ("residual", "mahalanobis")
+    assert tuple(module.density) == FOR_ANY_SHAPE
+    assert module.two_sided == ("residual", "mahalanobis")
     spaces = {
         "input": x,
-        "spectrum": result.spectrum(x),
-        "embedding": model.network.embed(x, result.centre),
+        "spectrum": module.spectrum(x),
+        "embedding": model.network.embed(x, module.centre),
     }
     for m, name in enumerate(FOR_ANY_SHAPE):
-        assert torch.equal(density[:, m], result.density[name](spaces[KINDS[name].space])), name
+        assert torch.equal(density[:, m], module.density[name](spaces[KINDS[name].space])), name
 
 
-def test_only_named_detectors_are_served_in_their_order():
+def test_served_network_returns_only_named_detectors_in_order():
     x = torch.from_numpy(np.float32(data()))
     model = scale_model(realnvp, 8, 5, 3)
-    everything = served_network(model, x, seed=0)
+    full_module = served_network(model, x, seed=0)
     theta = torch.ones(2, 1, 8)
-    density = dict(zip(FOR_ANY_SHAPE, everything(x, theta)[1].T, strict=True))
-    some = served_network(model, x, seed=0, names=["mahalanobis", "residual"])
+    density = dict(zip(FOR_ANY_SHAPE, full_module(x, theta)[1].T, strict=True))
+    module = served_network(model, x, seed=0, names=["mahalanobis", "residual"])
     assert torch.equal(
-        some(x, theta)[1], torch.stack([density["mahalanobis"], density["residual"]], dim=1)
+        module(x, theta)[1], torch.stack([density["mahalanobis"], density["residual"]], dim=1)
     )
     assert served_network(model, x, seed=0, names=[])(x, theta)[1].shape == (len(x), 0)
 
 
-def test_the_embedding_is_what_the_last_layer_takes_in():
+def test_embedding_is_the_input_of_the_last_layer():
     x = torch.from_numpy(np.float32(data()))
     network = scale_model(realnvp, 8, 5, 3).network
     theta = torch.rand(1, 1, 8, generator=generator())
@@ -244,7 +242,7 @@ def test_the_embedding_is_what_the_last_layer_takes_in():
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (1, 7), (3, 5, 4), (3, 1, 1)])
-def test_roughness_is_von_neumanns_ratio_along_both_sides(shape):
+def test_roughness_is_von_neumann_ratio_along_both_axes(shape):
     rng = np.random.default_rng(5)
     x = rng.normal(size=(40, *shape)).cumsum(-1) * 50
     detector = Roughness.fit(torch.from_numpy(np.float32(x.reshape(40, -1))), generator(), shape)
@@ -263,7 +261,7 @@ def test_roughness_is_von_neumanns_ratio_along_both_sides(shape):
     assert np.allclose(score(detector, x.reshape(40, -1)), np.maximum(expected, 1e-6), rtol=1e-3)
 
 
-def test_white_noise_has_a_roughness_of_1_whatever_its_law_and_a_plain_image_none():
+def test_roughness_is_1_for_any_white_noise_and_near_0_for_smooth_images():
     rng = np.random.default_rng(6)
     x = rng.uniform(0, 255, (20, 3 * 64 * 64))
     detector = Roughness.fit(torch.from_numpy(np.float32(x)), generator(), (3, 64, 64))
@@ -275,7 +273,7 @@ def test_white_noise_has_a_roughness_of_1_whatever_its_law_and_a_plain_image_non
     assert score(detector, np.full((1, pixels), 200.0))[0] < 1e-3
 
 
-def test_cosine_neighbours_are_those_of_all_directions_whatever_the_length():
+def test_cosine_neighbours_match_brute_force_for_any_norm():
     x = np.float32(data())
     detector = CosineNeighbours.fit(torch.from_numpy(x), generator())
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
@@ -285,7 +283,7 @@ def test_cosine_neighbours_are_those_of_all_directions_whatever_the_length():
     assert np.isfinite(score(detector, 0 * x)).all()
 
 
-def test_small_angles_are_no_rounding_of_float32():
+def test_small_angles_are_exact_in_float32():
     x = np.float32(1 + 0.01 * np.random.default_rng(6).normal(size=(200, 384)))
     detector = CosineNeighbours.fit(torch.from_numpy(x), generator())
     unit = x.astype(np.float64) / np.linalg.norm(x.astype(np.float64), axis=1, keepdims=True)
@@ -295,18 +293,18 @@ def test_small_angles_are_no_rounding_of_float32():
 
 
 @pytest.mark.parametrize("kind", [Residual, Mahalanobis])
-def test_a_deviation_s_squared_length_is_the_score(kind):
+def test_squared_norm_of_deviation_equals_score(kind):
     x, new = data(), torch.from_numpy(np.float32(data(seed=3)))
-    detector = fitted(kind, x)
+    detector = fit_detector(kind, x)
     spectrum = detector[0](new)
     deviation = detector[1].deviation(spectrum)
     assert torch.allclose(deviation.square().sum(1), detector(new), rtol=1e-4)
     assert torch.allclose(detector[0].invert(deviation).square().sum(1), detector(new), rtol=1e-4)
 
 
-def test_the_mahalanobis_deviation_is_the_symmetric_whitening():
+def test_mahalanobis_deviation_is_symmetric_whitening():
     x, new = data(), data(seed=3)
-    spectrum, detector = fitted(Mahalanobis, x)
+    spectrum, detector = fit_detector(Mahalanobis, x)
     covariance = np.cov(x.T, bias=True)
     covariance += FLOOR * np.trace(covariance) / 8 * np.eye(8)
     variances, directions = np.linalg.eigh(covariance)
@@ -317,36 +315,34 @@ def test_the_mahalanobis_deviation_is_the_symmetric_whitening():
     assert np.allclose(actual, expected, rtol=1e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("numbers", [8, DIRECTIONS + 6])
-def test_the_deviation_from_neighbours_is_that_from_the_kth(numbers):
-    x, new = (torch.randn(rows, numbers, generator=generator()) for rows in (100, 20))
+@pytest.mark.parametrize("columns", [8, DIRECTIONS + 6])
+def test_squared_norm_of_neighbour_deviation_equals_score(columns):
+    x, new = (torch.randn(rows, columns, generator=generator()) for rows in (100, 20))
     detector = Neighbours.fit(x, generator())
     deviation = detector.deviation(new)
-    assert deviation.shape == (20, numbers)
+    assert deviation.shape == (20, columns)
     assert torch.allclose(deviation.square().sum(1), detector(new), rtol=1e-3, atol=1e-6)
 
 
-def test_terms_add_up_to_the_densities():
+def test_terms_sum_to_the_densities():
     x = torch.from_numpy(np.float32(data()))
-    result = served_network(scale_model(realnvp, 8, 5, 3), x, seed=0)
-    assert result.attributed == ("residual", "mahalanobis", "input_neighbours")
-    terms = result.terms(x)
+    module = served_network(scale_model(realnvp, 8, 5, 3), x, seed=0)
+    assert module.attributed == ("residual", "mahalanobis", "input_neighbours")
+    terms = module.terms(x)
     assert terms.shape == (300, 3, 8)
     assert (terms >= 0).all()
     assert torch.allclose(
-        terms.sum(2), result(x, torch.ones(2, 1, 8))[1][:, :3], rtol=1e-3, atol=1e-5
+        terms.sum(2), module(x, torch.ones(2, 1, 8))[1][:, :3], rtol=1e-3, atol=1e-5
     )
 
 
-def test_spread_terms_go_to_the_numbers_that_were_folded_together():
+def test_spread_divides_terms_among_numbers_folded_together():
     length = 2 * MAX_LENGTH + 7
     fold, terms = Fold.fit(length, generator()), torch.rand(3, MAX_LENGTH, generator=generator())
     spread = fold.spread(terms)
     assert spread.shape == (3, length)
     assert torch.allclose(spread.sum(1), terms.sum(1), rtol=1e-5)
-    together = fold(torch.eye(length)[MAX_LENGTH + 5 : MAX_LENGTH + 6])[0].abs().argmax()
-    assert torch.allclose(
-        spread[0][[5, MAX_LENGTH + 5, 2 * MAX_LENGTH + 5]], terms[0, together] / 3
-    )
+    bucket = fold(torch.eye(length)[MAX_LENGTH + 5 : MAX_LENGTH + 6])[0].abs().argmax()
+    assert torch.allclose(spread[0][[5, MAX_LENGTH + 5, 2 * MAX_LENGTH + 5]], terms[0, bucket] / 3)
     short = Fold.fit(8, generator())
     assert torch.equal(short.spread(terms[:, :8]), terms[:, :8])

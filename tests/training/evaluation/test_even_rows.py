@@ -14,7 +14,7 @@ COLUMNS = (
 SPEC = InputSpec(shape=(2 + 1 + 4 + 4,), minimum=-5, maximum=5, columns=COLUMNS)
 
 
-def rows(count=200):
+def create_rows(count=200):
     random = np.random.default_rng(0)
     values = {
         "age": np.where(random.random(count) < 0.2, np.nan, random.normal(50, 10, count)),
@@ -25,8 +25,8 @@ def rows(count=200):
     return encode(COLUMNS, values)
 
 
-def test_every_column_is_one_that_a_row_may_have_evenly():
-    x = rows()
+def test_even_rows_spread_evenly_over_valid_values_of_each_column():
+    x = create_rows()
     created = even_rows(SPEC, x, 4000, 7)
     assert created.shape == (4000, 11)
     age = created[:, :2]
@@ -37,40 +37,40 @@ def test_every_column_is_one_that_a_row_may_have_evenly():
     assert abs(np.mean(created[:, 2] == created[:, 2].max()) - 0.5) < 0.05
     assert (created[:, 3:7].sum(axis=1) == 1).all()
     assert np.abs(created[:, 3:5].mean(axis=0) - 0.5).max() < 0.05
-    assert (created[:, 5:7] == 0).all()  # categories that no row has
+    assert (created[:, 5:7] == 0).all()  # Unused categories are never generated.
     seconds = created[:, 7].astype(np.float64) * 1e6 + 1e9
     assert np.allclose(encode(COLUMNS[3:], {"day": seconds})[:, 1:3], created[:, 8:10], atol=2e-3)
     assert np.array_equal(created, even_rows(SPEC, x, 4000, 7))
 
 
-def test_noise_stays_where_it_means_something():
+def test_even_rows_apply_to_tables_and_binary_columns_but_not_images():
     image, flat = (
         InputSpec(shape=(2, 3), minimum=0, maximum=1),
         InputSpec(shape=(6,), minimum=0, maximum=1),
     )
     random = np.random.default_rng(0)
     continuous, bits = random.random((50, 6)), random.integers(0, 2, (50, 6))
-    assert takes_even_rows(SPEC, rows())
+    assert takes_even_rows(SPEC, create_rows())
     assert not takes_even_rows(image, bits)
     assert not takes_even_rows(flat, continuous)
     assert takes_even_rows(flat, bits)
     assert {*np.unique(even_rows(flat, bits, 30, 0))} == {0.0, 1.0}
-    part = np.concatenate([continuous[:, :3], bits[:, 3:]], axis=1)
-    created = even_rows(flat, part, 30, 0)
+    mixed = np.concatenate([continuous[:, :3], bits[:, 3:]], axis=1)
+    created = even_rows(flat, mixed, 30, 0)
     assert {*np.unique(created[:, 3:])} == {0.0, 1.0}
-    assert created[:, 0].min() >= np.float32(part[:, 0].min())
+    assert created[:, 0].min() >= np.float32(mixed[:, 0].min())
 
 
-def test_crossed_rows_have_each_column_of_one_of_two_rows_of_different_classes():
-    x, y = rows(60), np.arange(60) % 3
+def test_crossed_rows_take_each_column_from_one_of_two_rows():
+    x, y = create_rows(60), np.arange(60) % 3
     created = cross(x, y, SPEC, 0)
     widths = np.cumsum([2, 1, 4])
-    custom = [
+    is_unchanged = [
         np.all(a == b, axis=1)
         for a, b in zip(*(np.split(r, widths, axis=1) for r in (created, x)), strict=True)
     ]
-    assert 0.3 < np.mean(custom) < 0.95
+    assert 0.3 < np.mean(is_unchanged) < 0.95
     for row, part in zip(created, np.split(created, 60), strict=True):
         assert row[3:7].sum() == pytest.approx(1)
-        assert any(np.array_equal(part[0, 7:], other[7:]) for other in x)
+        assert any(np.array_equal(part[0, 7:], candidate[7:]) for candidate in x)
     assert len(cross(x, np.zeros(60, dtype=np.int64), SPEC, 0)) == 0

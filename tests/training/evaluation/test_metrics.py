@@ -14,7 +14,7 @@ SCORES = st.integers(1, 12).flatmap(
 
 
 @given(SCORES, SCORES)
-def test_auroc_is_the_share_of_pairs_in_order_ties_counting_half(positive, negative):
+def test_auroc_is_share_of_ordered_pairs_with_ties_counted_half(positive, negative):
     pairs = positive[:, None] - negative
     assert detection(positive, negative)["auroc"] == pytest.approx(
         np.mean((pairs > 0) + 0.5 * (pairs == 0))
@@ -22,48 +22,47 @@ def test_auroc_is_the_share_of_pairs_in_order_ties_counting_half(positive, negat
 
 
 def without_intervals(record):
-    """A record's figures."""
     return {name: value for name, value in record.items() if name != "confidence_intervals"}
 
 
-def test_a_score_that_says_nothing_comes_to_the_base_rates():
-    nothing = detection(np.zeros(30), np.zeros(90))
-    assert without_intervals(nothing) == pytest.approx({"auroc": 0.5, "average_precision": 0.25})
+def test_constant_score_gets_base_rates():
+    constant = detection(np.zeros(30), np.zeros(90))
+    assert without_intervals(constant) == pytest.approx({"auroc": 0.5, "average_precision": 0.25})
 
 
-def test_a_score_that_says_all_detects_all():
+def test_separating_score_gets_perfect_detection():
     assert without_intervals(detection(np.arange(5.0) + 10, np.arange(9.0))) == {
         "auroc": 1.0,
         "average_precision": 1.0,
     }
 
 
-def test_risk_against_coverage_by_hand():
+def test_risk_coverage_matches_hand_calculation():
     score = np.array([0.1, 0.5, 0.5, 0.9])
     loss = np.array([0.0, 1.0, 0.0, 1.0])
-    # the two of equal score in either order: risks 0, 1/2 or 0, then 1/3, 1/2
+    # The tie averages both orders: risks 0, (1/2 or 0), 1/3, 1/2.
     assert RiskCoverage(score, loss).value == pytest.approx((0 + 1 / 4 + 1 / 3 + 1 / 2) / 4)
 
 
 @given(st.permutations(range(8)))
-def test_risk_does_not_depend_on_the_order_of_rows(order):
+def test_risk_coverage_does_not_depend_on_row_order(order):
     score = np.array([0, 0, 1, 1, 1, 2, 3, 3], dtype=float)
     loss = np.array([0, 1, 0, 0, 1, 1, 1, 0], dtype=float)
     expected = RiskCoverage(score, loss).value
     assert RiskCoverage(score[list(order)], loss[list(order)]).value == pytest.approx(expected)
 
 
-def test_calibration_error_by_hand():
+def test_calibration_error_matches_hand_calculation():
     confidence = np.array([0.95, 0.99, 0.55, 0.52])
     correct = np.array([True, False, True, True])
     expected = (abs(1 - 1.94) + abs(2 - 1.07)) / 4
     probs = np.stack([confidence, 1 - confidence], axis=1)
     actual = class_figures(probs, np.where(correct, 0, 1))["expected_calibration_error"].value
-    assert actual == pytest.approx(expected)  # in 15 bins the same pairs are together as in 10
+    assert actual == pytest.approx(expected)  # 15 bins pair these rows as 10 bins do
     assert [entry["rows"] for entry in reliability(confidence, correct, bins=10)] == [2, 2]
 
 
-def test_quality_is_scikit_learns():
+def test_class_figures_match_scikit_learn():
     rng = np.random.default_rng(0)
     probs = rng.dirichlet(np.ones(4), size=200)
     y = np.array([rng.choice(4, p=p) for p in probs])
@@ -82,7 +81,7 @@ def test_quality_is_scikit_learns():
     assert actual["expected_calibration_error"] == pytest.approx(gap)
 
 
-def test_quality_of_certain_answers_is_finite():
+def test_class_figures_are_finite_for_certain_predictions():
     y = np.array([0, 1, 1])
     right = values(class_figures(np.eye(2)[y], y))
     error = "expected_calibration_error"

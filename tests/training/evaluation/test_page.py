@@ -31,14 +31,14 @@ class Reader(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def found(evaluated_store):
+def evaluation(evaluated_store):
     return evaluation_report(ModelStore(evaluated_store), "digits", "1")
 
 
-def test_the_page_holds_all_tables_and_needs_nothing_else(found):
-    text = found.read("report.html").decode()
-    read = Reader(text)
-    assert {tag for tag, _ in read.elements} <= {
+def test_page_contains_all_tables_and_loads_no_external_resources(evaluation):
+    text = evaluation.read("report.html").decode()
+    reader = Reader(text)
+    assert {tag for tag, _ in reader.elements} <= {
         *(
             "html",
             "head",
@@ -57,7 +57,7 @@ def test_the_page_holds_all_tables_and_needs_nothing_else(found):
         ),
         *("tbody", "tr", "th", "td"),
     }
-    for _, attributes in read.elements:
+    for _, attributes in reader.elements:
         assert set(attributes) <= {
             "lang",
             "charset",
@@ -71,19 +71,19 @@ def test_the_page_holds_all_tables_and_needs_nothing_else(found):
     assert "http://" not in text
     assert "https://" not in text
     assert "url(" not in text
-    cells = {data for tag, data in read.texts if tag == "td"}
-    assert {*found.report["outliers"]} <= cells
+    cells = {data for tag, data in reader.texts if tag == "td"}
+    assert {*evaluation.report["outliers"]} <= cells
 
 
-def test_a_report_with_hostile_classes_is_written(found, evaluated_store):
-    content = {name: value for name, value in found.report.items() if name != "files"}
+def test_page_escapes_hostile_class_names(evaluation, evaluated_store):
+    content = {name: value for name, value in evaluation.report.items() if name != "files"}
     content["test"] = {
         **content["test"],
         "classes": [HOSTILE for _ in content["test"]["classes"]],
     }
     manifest = ModelStore(evaluated_store).manifest("digits", "1")
-    read = Reader(report_page(content, manifest))
-    assert ("td", HOSTILE) in read.texts
-    tags = [tag for tag, _ in read.elements]
+    reader = Reader(report_page(content, manifest))
+    assert ("td", HOSTILE) in reader.texts
+    tags = [tag for tag, _ in reader.elements]
     assert not {"script", "img"} & {*tags}
-    assert not any("onerror" in attributes for _, attributes in read.elements)
+    assert not any("onerror" in attributes for _, attributes in reader.elements)

@@ -33,7 +33,7 @@ def model(digits_store):
     return Model.load(ModelStore(digits_store).open("digits", "1", files=NEEDED))
 
 
-def test_a_card_has_every_set_and_score(report):
+def test_report_has_every_outlier_set_and_score(report):
     content = report.report
     assert set(content["outliers"]) == {"uniform", "gaussian", "odd", "mixed", "rotated"}
     scores = {*content["detectors"]["all"], "flag"}
@@ -52,7 +52,7 @@ def test_a_card_has_every_set_and_score(report):
 
 
 def leaves(content, path=""):
-    """Figures of a table by path."""
+    """Yield the path of each figure in a nested table."""
     for name, value in content.items():
         if isinstance(value, dict):
             yield from leaves(value, f"{path}{name}.")
@@ -60,7 +60,7 @@ def leaves(content, path=""):
             yield f"{path}{name}"
 
 
-def test_every_figure_has_an_interval(report):
+def test_every_figure_has_confidence_interval(report):
     content = report.report
     assert (content["confidence_level"], content["resamples"]) == (0.95, 1000)
     assert set(content["summary_intervals"]) == set(content["summary"])
@@ -83,11 +83,11 @@ def test_every_figure_has_an_interval(report):
     assert np.sum(content["test"]["confusion"]) == content["test"]["rows"]
 
 
-def test_classes_and_labels_are_measured_by_themselves(report):
+def test_report_measures_each_class_and_label_separately(report):
     content = report.report
     confusion = np.array(content["test"]["confusion"])
-    for by, counts in (("class", confusion.sum(1)), ("label", confusion.sum(0))):
-        parts = {part["name"]: part for part in content["parts"] if part["by"] == by}
+    for grouping, counts in (("class", confusion.sum(1)), ("label", confusion.sum(0))):
+        parts = {part["name"]: part for part in content["parts"] if part["by"] == grouping}
         assert sum(part["rows"] for part in parts.values()) == content["test"]["rows"]
         for name, hits, count in zip(
             content["test"]["classes"], confusion.diagonal(), counts, strict=True
@@ -103,16 +103,14 @@ def test_classes_and_labels_are_measured_by_themselves(report):
     assert {part["by"] for part in content["parts"]} == {"class", "label"}
 
 
-def test_what_is_far_from_the_data_is_found(report):
+def test_flag_detects_rows_far_from_data(report):
     for name in ("uniform", "gaussian", "odd"):
         assert report.report["outliers"][name]["scores"]["flag"]["auroc"] > 0.99
         assert report.report["outliers"][name]["flagged"]["0.05"] > 0.95
 
 
 @pytest.mark.slow
-def test_a_card_is_a_function_of_its_seed(
-    evaluated_store, digits_store, tmp_path, monkeypatch, capsys
-):
+def test_report_depends_only_on_seed(evaluated_store, digits_store, tmp_path, monkeypatch, capsys):
     shutil.copytree(digits_store, tmp_path / "models")
     monkeypatch.setenv("DUBITO_STORE", str(tmp_path / "models"))
     monkeypatch.setenv("DUBITO_DATA", str(evaluated_store.parent))
@@ -129,7 +127,7 @@ def test_a_card_is_a_function_of_its_seed(
     )
 
 
-def test_rows_are_judged_as_the_service_judges_them(model, digits_rows):
+def test_predictor_gives_same_results_as_service(model, digits_rows):
     x = digits_rows[:20]
     predicted = ServedPredictor(model, 30, 0)("test", x)
 
@@ -145,7 +143,7 @@ def test_rows_are_judged_as_the_service_judges_them(model, digits_rows):
         assert np.array_equal(predicted.scores["entropy"][rows], expected.detected["entropy"])
 
 
-def test_rows_that_the_service_refuses_count_as_detected(model, digits_rows, caplog):
+def test_rows_with_non_finite_results_count_as_detected(model, digits_rows, caplog):
     reference = digits_rows[:8]
     odd = reference.copy()
     odd[:3] = np.inf
@@ -162,7 +160,7 @@ def test_rows_that_the_service_refuses_count_as_detected(model, digits_rows, cap
         assert share >= 3 / 8, fpr
 
 
-def test_the_flags_statistic_orders_rows_as_its_p_values_do(model, digits_rows):
+def test_flag_statistic_orders_rows_like_p_values(model, digits_rows):
     noise = np.random.default_rng(0).uniform(0, 16, (30, 64)).astype(np.float32)
     predicted = ServedPredictor(model, 100, 0)("test", np.concatenate([digits_rows[:60], noise]))
     order = np.argsort(predicted.scores["flag"])
@@ -170,7 +168,7 @@ def test_the_flags_statistic_orders_rows_as_its_p_values_do(model, digits_rows):
 
 
 @pytest.mark.usefixtures("fits")
-def test_a_regressions_card_has_intervals_and_no_classes(tmp_path, monkeypatch):
+def test_regression_report_has_intervals_and_no_classes(tmp_path, monkeypatch):
     generator = np.random.default_rng(0)
     x = generator.normal(size=(400, 3))
     np.savez(tmp_path / "line.npz", x=x, y=x.sum(axis=1) + 0.1 * generator.normal(size=400))
@@ -190,9 +188,9 @@ def test_a_regressions_card_has_intervals_and_no_classes(tmp_path, monkeypatch):
     monkeypatch.setattr("training.evaluation.evaluate.write_report", write_report)
     assert main(["fit", str(recipe), "--quiet", "--device", "cpu"]) == 0
     store = ModelStore(tmp_path / "models")
-    written = evaluation_report(store, "line", "1")
-    assert written.report["test"]["rows"] == 80
-    assert written.report["outliers"] == {}
+    fit_report = evaluation_report(store, "line", "1")
+    assert fit_report.report["test"]["rows"] == 80
+    assert fit_report.report["outliers"] == {}
     assert main(["evaluate", "line", "--rows", "80", "--quiet"]) == 0
     report = evaluation_report(store, "line", "1").report
     assert set(report["outliers"]) == {"uniform", "gaussian"}
@@ -202,8 +200,8 @@ def test_a_regressions_card_has_intervals_and_no_classes(tmp_path, monkeypatch):
     test = report["test"]
     assert {"rmse", "log_likelihood", "crps"} <= set(test)
     assert sum(entry["rows"] for entry in test["by_spread"]) == 80
-    stored = sum(entry["rows"] * entry["covered"] for entry in test["by_spread"]) / 80
-    assert stored == pytest.approx(test["interval_coverage_at_95"])
+    coverage = sum(entry["rows"] * entry["covered"] for entry in test["by_spread"]) / 80
+    assert coverage == pytest.approx(test["interval_coverage_at_95"])
     inner = ("confidence_intervals", "pit")
     assert set(test["confidence_intervals"]) == {
         *leaves({k: v for k, v in test.items() if k not in inner})
@@ -212,16 +210,16 @@ def test_a_regressions_card_has_intervals_and_no_classes(tmp_path, monkeypatch):
     assert 0 < low < test["crps"] < high < test["rmse"]
 
 
-@pytest.mark.parametrize(("by", "rows"), [("time", "later rows"), ("group", "new groups")])
-def test_later_rows_and_new_groups_are_compared_with_ranking_rows(
-    tmp_path, monkeypatch, capsys, by, rows
+@pytest.mark.parametrize(("split", "rows"), [("time", "later rows"), ("group", "new groups")])
+def test_report_measures_shift_of_later_rows_and_new_groups(
+    tmp_path, monkeypatch, capsys, split, rows
 ):
     random, days = np.random.default_rng(0), np.arange(300)
-    shift = np.where((by == "time") & (days >= 240), 9, 0)
+    shift = np.where((split == "time") & (days >= 240), 9, 0)
     table = pd.DataFrame({"x": random.normal(size=300) + shift, "y": days % 2, "key": days // 4})
     table.to_csv(tmp_path / "a.csv", index=False)
     sizes = {"test_fraction": 0.2, "validation": 30, "reference": 30, "ranking": 40}
-    data = {"source": "csv:a.csv", "target": "y", by: "key", **sizes}
+    data = {"source": "csv:a.csv", "target": "y", split: "key", **sizes}
     store = ModelStore(tmp_path / "models")
     publish_unfitted(store, recipe_with(name="visits", data=data), tmp_path)
     for name, folder in (("STORE", "models"), ("DATA", "")):
@@ -230,14 +228,14 @@ def test_later_rows_and_new_groups_are_compared_with_ranking_rows(
     assert f"  {rows} by key: coverage " in capsys.readouterr().out
     actual = evaluation_report(store, "visits", "1")
     shift = actual.report["shift"]
-    assert shift["rows"] == actual.report["test"]["rows"] and shift["by"] == by
-    assert (shift["scores"]["flag"]["auroc"] > 0.9) == (by == "time")
+    assert shift["rows"] == actual.report["test"]["rows"] and shift["by"] == split
+    assert (shift["scores"]["flag"]["auroc"] > 0.9) == (split == "time")
     low, high = shift["confidence_intervals"]["covered"]
     assert low <= shift["covered"] <= high
     assert "<h2>Shift</h2>" in actual.read("report.html").decode()
 
 
-def people(rows, seed=0):
+def create_people(rows, seed=0):
     random = np.random.default_rng(seed)
     lines = ["a,bit,city,y"]
     for a in random.normal(size=rows):
@@ -250,14 +248,14 @@ def people(rows, seed=0):
 @pytest.fixture(scope="module")
 def people_folder(tmp_path_factory, fits):
     folder = tmp_path_factory.mktemp("people")
-    (folder / "people.csv").write_text(people(400))
+    (folder / "people.csv").write_text(create_people(400))
     rows = {"validation": 30, "reference": 30, "ranking": 30}
     data = {"source": "csv:people.csv", "target": "y", "test_fraction": 0.4, **rows}
     publish_unfitted(ModelStore(folder / "models"), recipe_with(name="people", data=data), folder)
     return folder
 
 
-def test_a_table_s_card_has_baselines_and_even_rows_in_place_of_noise(
+def test_table_report_has_baselines_and_even_rows_instead_of_noise(
     people_folder, monkeypatch, capsys
 ):
     for name, folder in (("STORE", "models"), ("DATA", "")):
@@ -278,49 +276,47 @@ def test_a_table_s_card_has_baselines_and_even_rows_in_place_of_noise(
     assert "<code>even</code>" in page
 
 
-def test_all_rows_of_a_file_are_measured_but_of_that_of_the_fit_its_test_rows(
+def test_evaluation_uses_test_rows_of_fitted_file_and_all_rows_of_others(
     people_folder, tmp_path, capsys
 ):
     version = load_parent(
         open_version(ModelStore(people_folder / "models"), "people", (WEIGHTS,)), "model"
     )
     shutil.copy(people_folder / "people.csv", tmp_path / "copy.csv")
-    (tmp_path / "new.csv").write_text(people(50, seed=1) + "1.0,1,Oslo,maybe\n" * 7)
-    (tmp_path / "people.csv").write_text(people(60, seed=2))
-    message = []
+    (tmp_path / "new.csv").write_text(create_people(50, seed=1) + "1.0,1,Oslo,maybe\n" * 7)
+    (tmp_path / "people.csv").write_text(create_people(60, seed=2))
+    results = []
     for source in ("csv:copy.csv", "csv:new.csv", "csv:people.csv"):
         with print_messages():
             data, is_fitted = load_data(version, tmp_path, source)
             test = measured_rows(data, is_fitted, EvaluationOptions(rows=55), source)
-        message.append((len(test), is_fitted, capsys.readouterr().err))
+        results.append((len(test), is_fitted, capsys.readouterr().err))
         if source == "csv:new.csv":
             assert len(data.left_out) == 7
-    assert [(rows, is_fitted) for rows, is_fitted, _ in message] == [
+    assert [(rows, is_fitted) for rows, is_fitted, _ in results] == [
         (55, True),
         (50, False),
         (55, False),
     ]
-    assert "measured on 55 (--rows) of the test rows of csv:copy.csv (160)" in message[0][2]
-    assert "measured on all rows of csv:new.csv (50)" in message[1][2]
-    assert "fitted on" not in message[1][2]
-    assert "csv:people.csv has changed since people version 1 was fitted on it" in message[2][2]
-    assert "measured on 55 (--rows) of all rows of csv:people.csv (60)" in message[2][2]
-    (people_folder / "part.csv").write_text("\n".join(people(400).split("\n")[:101]))
+    assert "measured on 55 (--rows) of the test rows of csv:copy.csv (160)" in results[0][2]
+    assert "measured on all rows of csv:new.csv (50)" in results[1][2]
+    assert "fitted on" not in results[1][2]
+    assert "csv:people.csv has changed since people version 1 was fitted on it" in results[2][2]
+    assert "measured on 55 (--rows) of all rows of csv:people.csv (60)" in results[2][2]
+    (people_folder / "part.csv").write_text("\n".join(create_people(400).split("\n")[:101]))
     for source, is_fitted in (("csv:people.csv", True), ("csv:part.csv", False)):
         with print_messages():
             assert load_data(version, people_folder, source)[1] == is_fitted
-        is_told = re.search(
+        warning = re.search(
             r"[5-9]\d of 100 rows of csv:part.csv are training rows of people version 1",
             message := capsys.readouterr().err,
         )
-        assert bool(is_told) != is_fitted
+        assert bool(warning) != is_fitted
         assert "changed" not in message
 
 
 @pytest.mark.usefixtures("fits")
-def test_rows_of_classes_that_the_model_does_not_know_are_a_set_of_their_own(
-    tmp_path, monkeypatch, capsys
-):
+def test_rows_of_unknown_classes_form_separate_outlier_set(tmp_path, monkeypatch, capsys):
     store = tmp_path / "models"
     for variable, folder in (
         ("DUBITO_STORE", store),
@@ -335,12 +331,12 @@ def test_rows_of_classes_that_the_model_does_not_know_are_a_set_of_their_own(
     )
     assert main(["fit", str(recipe), "--leave-out", "0", "--leave-out", "6", "--quiet"]) == 0
     assert main(["evaluate", "small", "--rows", "500", "--quiet"]) == 0
-    custom = evaluation_report(ModelStore(store), "small", "1").report
+    fit_report = evaluation_report(ModelStore(store), "small", "1").report
     test = digits().test
-    strange = np.isin(test.y, [0, 6])
-    assert custom["test"]["rows"] == np.sum(~strange)
-    assert custom["outliers"]["left-out"]["rows"] == np.sum(strange)
-    # Other data with those classes: the same rows here, so the same sets.
+    is_left_out = np.isin(test.y, [0, 6])
+    assert fit_report["test"]["rows"] == np.sum(~is_left_out)
+    assert fit_report["outliers"]["left-out"]["rows"] == np.sum(is_left_out)
+    # The file contains the same rows, so the report must have the same sets.
     x = test.x.reshape(-1, 8, 8)
     np.savez(tmp_path / "other.npz", x_train=x, y_train=test.y, x_test=x, y_test=test.y)
     capsys.readouterr()
@@ -355,14 +351,14 @@ def test_rows_of_classes_that_the_model_does_not_know_are_a_set_of_their_own(
         "--json",
     ]
     assert main(evaluate) == 0
-    other = evaluation_report(ModelStore(store), "small", "1").report
-    assert json.loads(capsys.readouterr().out) == other
-    assert other["test"] == custom["test"]
-    assert other["outliers"]["left-out"] == custom["outliers"]["left-out"]
+    file_report = evaluation_report(ModelStore(store), "small", "1").report
+    assert json.loads(capsys.readouterr().out) == file_report
+    assert file_report["test"] == fit_report["test"]
+    assert file_report["outliers"]["left-out"] == fit_report["outliers"]["left-out"]
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (["nothing"], "model"),
         (["digits:7"], "version"),
@@ -380,8 +376,8 @@ def test_rows_of_classes_that_the_model_does_not_know_are_a_set_of_their_own(
         (["digits", "--data", "npz:odd.npz"], "x and y"),
     ],
 )
-def test_what_does_not_go_is_refused_in_a_line_and_nothing_is_written(
-    evaluated_store, monkeypatch, capsys, options, says
+def test_invalid_arguments_print_one_line_and_keep_report(
+    evaluated_store, monkeypatch, capsys, options, message
 ):
     monkeypatch.setenv("DUBITO_STORE", str(evaluated_store))
     monkeypatch.setenv("DUBITO_DATA", str(evaluated_store.parent))
@@ -389,7 +385,7 @@ def test_what_does_not_go_is_refused_in_a_line_and_nothing_is_written(
     assert main(["evaluate", *options, "--quiet"]) == 2
     *_, error = capsys.readouterr().err.splitlines()
     assert error.startswith("error: ")
-    assert says in error
+    assert message in error
     assert (
         json.dumps(evaluation_report(ModelStore(evaluated_store), "digits", "1").report) == before
     )

@@ -19,7 +19,7 @@ def get_file(folder, nodes, inputs, outputs=("y",), tensors=(), opset=17):
     graph = helper.make_graph(
         nodes,
         "theirs",
-        [helper.make_tensor_value_info(name, *parent) for name, parent in inputs.items()],
+        [helper.make_tensor_value_info(name, *signature) for name, signature in inputs.items()],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
         [numpy_helper.from_array(array, name) for name, array in dict(tensors).items()],
     )
@@ -46,7 +46,7 @@ def get_encoder(model, rows):
         ([1, 3, None, None], (0, 1, 2, 3)),
     ],
 )
-def test_images_come_as_the_file_has_its_axes(tmp_path, dims, axes):
+def test_image_axes_follow_onnx_file(tmp_path, dims, axes):
     path = get_file(
         tmp_path, [helper.make_node("Relu", ["x"], ["y"])], {"x": (TensorProto.FLOAT, dims)}
     )
@@ -56,14 +56,14 @@ def test_images_come_as_the_file_has_its_axes(tmp_path, dims, axes):
     assert encoder.spec == EncoderSpec(outputs=60, rows_at_once=8)
 
 
-def test_a_network_that_averages_places_is_exported_with_its_pixels_mean(tmp_path):
+def test_average_pooling_network_is_exported_with_standardised_pixels(tmp_path):
     layers = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     encoder, x = get_encoder(module_graph(layers, PIXELS.shape, PIXELS), PIXELS)
     images = (torch.from_numpy(x).unflatten(1, PIXELS.shape) - 10) / 4
     np.testing.assert_allclose(encoder(x), layers(images).detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_a_grey_image_may_have_a_channel(tmp_path):
+def test_grey_images_get_channel_axis(tmp_path):
     path = get_file(
         tmp_path,
         [helper.make_node("Neg", ["x"], ["y"])],
@@ -74,7 +74,7 @@ def test_a_grey_image_may_have_a_channel(tmp_path):
     np.testing.assert_array_equal(encoder(x), -x)
 
 
-def test_a_text_encoder_gets_its_mask_and_types_of_the_ids(tmp_path):
+def test_text_encoder_derives_mask_and_token_types_from_ids(tmp_path):
     table = np.arange(30, dtype=np.float32).reshape(10, 3)
     nodes = [
         helper.make_node("Add", ["input_ids", "token_type_ids"], ["ids"]),
@@ -98,7 +98,7 @@ def test_a_text_encoder_gets_its_mask_and_types_of_the_ids(tmp_path):
     np.testing.assert_allclose(encoder(x), expected)
 
 
-def test_an_inner_value_can_be_taken_and_what_follows_is_left_out(tmp_path):
+def test_inner_value_can_be_output_and_later_nodes_are_removed(tmp_path):
     nodes = [
         helper.make_node("Neg", ["x"], ["inner"]),
         helper.make_node("MatMul", ["inner", "w"], ["y"]),
@@ -116,30 +116,30 @@ def test_an_inner_value_can_be_taken_and_what_follows_is_left_out(tmp_path):
     np.testing.assert_array_equal(encoder(x), -x)
 
 
-def relu(folder, name="x", kind=TensorProto.FLOAT, dims=("n", 4), **more):
+def create_relu(folder, name="x", kind=TensorProto.FLOAT, dims=("n", 4), **options):
     return get_file(
-        folder, [helper.make_node("Relu", [name], ["y"])], {name: (kind, list(dims))}, **more
+        folder, [helper.make_node("Relu", [name], ["y"])], {name: (kind, list(dims))}, **options
     )
 
 
-def two_inputs(folder):
-    parent = (TensorProto.FLOAT, ["n", 4])
+def create_two_inputs(folder):
+    signature = (TensorProto.FLOAT, ["n", 4])
     return get_file(
-        folder, [helper.make_node("Add", ["a", "b"], ["y"])], {"a": parent, "b": parent}
+        folder, [helper.make_node("Add", ["a", "b"], ["y"])], {"a": signature, "b": signature}
     )
 
 
-def two_outputs(folder):
+def create_two_outputs(folder):
     nodes = [helper.make_node("Neg", ["x"], ["y"]), helper.make_node("Abs", ["x"], ["z"])]
     return get_file(folder, nodes, {"x": (TensorProto.FLOAT, ["n", 4])}, ("y", "z"))
 
 
-def custom(folder):
+def create_custom_operator(folder):
     node = helper.make_node("Own", ["x"], ["y"], domain="com.example")
     return get_file(folder, [node], {"x": (TensorProto.FLOAT, ["n", 4])})
 
 
-def external(folder, weights=None):
+def create_external_weights(folder, weights=None):
     path = get_file(
         folder,
         [helper.make_node("MatMul", ["x", "w"], ["y"])],
@@ -150,74 +150,74 @@ def external(folder, weights=None):
     return path
 
 
-def without_its_weights(folder):
-    path = external(folder)
+def create_without_weights(folder):
+    path = create_external_weights(folder)
     (folder / "w.bin").unlink()
     return path
 
 
-def with_weights_elsewhere(folder):
-    path = external(folder)
+def create_with_weights_in_parent(folder):
+    path = create_external_weights(folder)
     content = path.read_bytes()
     assert content.count(b"w.bin") == 1
     (folder / "inner").mkdir()
     inner = folder / "inner" / "theirs.onnx"
-    # of the same length, so that no length in the file changes
+    # The new path has the same length, so no length in the file changes.
     inner.write_bytes(content.replace(b"w.bin", b"../wb"))
     (folder / "w.bin").rename(folder / "wb")
     return inner
 
 
-def test_weights_in_a_second_file_of_the_folder_are_read(tmp_path):
+def test_external_weights_in_same_folder_are_loaded(tmp_path):
     weights = np.random.default_rng(0).normal(size=(4, 400)).astype(np.float32)
     rows = EncoderInput((4,))
-    model = file_graph(external(tmp_path, weights), rows)
+    model = file_graph(create_external_weights(tmp_path, weights), rows)
     (tmp_path / "w.bin").unlink()
     encoder, x = get_encoder(model, rows)
     np.testing.assert_allclose(encoder(x), x @ weights, rtol=1e-5, atol=1e-5)
 
 
-def text(folder):
+def create_text_file(folder):
     path = folder / "theirs.onnx"
     path.write_text("no model at all")
     return path
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("create", "message"),
     [
         (lambda folder: folder / "none.onnx", "network.encoder: expected a file at "),
-        (text, "network.encoder: expected an ONNX model, got a file of another format"),
-        (two_inputs, "network.encoder: expected one input, in addition to attention_mask"),
-        (two_outputs, "network.output: expected one of \\['y', 'z'\\], got no name"),
-        (custom, "got .*expected supported operators, got com.example.Own"),
-        (without_its_weights, "network.encoder: expected the weights of theirs\\.onnx"),
-        (with_weights_elsewhere, r"in a second file of the same folder, got .*\.\./wb"),
+        (create_text_file, "network.encoder: expected an ONNX model, got a file of another format"),
+        (create_two_inputs, "network.encoder: expected one input, in addition to attention_mask"),
+        (create_two_outputs, "network.output: expected one of \\['y', 'z'\\], got no name"),
+        (create_custom_operator, "got .*expected supported operators, got com.example.Own"),
+        (create_without_weights, "network.encoder: expected the weights of theirs\\.onnx"),
+        (create_with_weights_in_parent, r"in a second file of the same folder, got .*\.\./wb"),
         (
-            lambda folder: relu(folder, kind=TensorProto.STRING),
+            lambda folder: create_relu(folder, kind=TensorProto.STRING),
             "expected a numeric input, got input x: string",
         ),
-        (lambda folder: relu(folder, dims=(7, 4)), "whose first axis, of rows"),
+        (lambda folder: create_relu(folder, dims=(7, 4)), "whose first axis, of rows"),
         (
-            lambda folder: relu(folder, dims=("n", 9)),
+            lambda folder: create_relu(folder, dims=("n", 9)),
             r"an input for rows of shape \(4,\), got input x: float \['\?', 9\]",
         ),
     ],
 )
-def test_a_file_that_cannot_be_the_encoder_is_refused_by_name(tmp_path, make, says):
-    with pytest.raises(InvalidInput, match=says):
-        file_graph(make(tmp_path), EncoderInput((4,)))
+def test_unsuitable_encoder_file_is_rejected_with_reason(tmp_path, create, message):
+    with pytest.raises(InvalidInput, match=message):
+        file_graph(create(tmp_path), EncoderInput((4,)))
 
 
-def test_an_output_that_is_not_there_is_refused(tmp_path):
+def test_unknown_output_is_rejected(tmp_path):
     with pytest.raises(
         InvalidInput, match=r"network\.output: expected one of \['y'\], or an inner value, got 'z'"
     ):
-        file_graph(relu(tmp_path), EncoderInput((4,)), "z")
+        file_graph(create_relu(tmp_path), EncoderInput((4,)), "z")
 
 
-def mixing(folder):
-    """An encoder that takes the mean over its batch from each row."""
+def create_mixing_encoder(folder):
+    """Create an encoder that adds a fraction of the batch mean to each row."""
     nodes = [
         helper.make_node("ReduceMean", ["x", "axes"], ["mean"], keepdims=1),
         helper.make_node("Mul", ["mean", "part"], ["little"]),
@@ -227,13 +227,13 @@ def mixing(folder):
     return get_file(folder, nodes, {"x": (TensorProto.FLOAT, ["n", 4])}, tensors=tensors, opset=18)
 
 
-def test_rows_that_see_each_other_are_encoded_one_at_a_time(tmp_path):
-    content = serialise(file_graph(mixing(tmp_path), EncoderInput((4,))))
+def test_encoder_that_mixes_rows_runs_one_row_at_a_time(tmp_path):
+    content = serialise(file_graph(create_mixing_encoder(tmp_path), EncoderInput((4,))))
     x = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
     assert examine(content, 4, x) == EncoderSpec(outputs=4, rows_at_once=1)
 
 
-def test_what_is_no_number_is_refused(tmp_path):
+def test_non_finite_outputs_are_rejected(tmp_path):
     rows = EncoderInput((4,))
     logarithm = get_file(tmp_path, [helper.make_node("Log", ["x"], ["y"])], {"x": (1, ["n", 4])})
     content = serialise(file_graph(logarithm, rows))

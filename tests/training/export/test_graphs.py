@@ -28,7 +28,7 @@ RANDOM_OPS = {
 
 
 class Exported:
-    """A fitted-like model with its graphs."""
+    """Initialised model with its exported graphs."""
 
     def __init__(self, flow):
         generator = torch.Generator().manual_seed(0)
@@ -58,7 +58,7 @@ def exported(request, fits):
 
 @pytest.mark.parametrize(("draws", "rows"), [(1, 1), (1, 5), (7, 1), (4, 4), (33, 50)])
 @torch.no_grad()
-def test_torch_and_the_runtime_agree_for_any_number_of_draws_and_rows(exported, draws, rows):
+def test_torch_and_runtime_agree_for_any_number_of_draws_and_rows(exported, draws, rows):
     x = exported.rows.x[:rows]
     eps = standard_normal(3, 0, draws * rows, exported.runtime.noise_dimension)
     theta = exported.model.posterior(torch.from_numpy(eps))
@@ -72,13 +72,13 @@ def test_torch_and_the_runtime_agree_for_any_number_of_draws_and_rows(exported, 
         assert np.allclose(served_density, density.numpy(), rtol=1e-4, atol=1e-6)
 
 
-def test_parity_measures_differences_far_below_its_tolerance(exported):
+def test_parity_differences_are_far_below_tolerance(exported):
     differences = parity(exported.model, exported.network, exported.runtime, exported.rows)
     assert set(differences) == {"theta", "probabilities", "density"}
     assert all(0 <= difference < PARITY_TOLERANCE / 10 for difference in differences.values())
 
 
-def test_a_row_that_a_detector_scores_0_does_not_spoil_parity(exported):
+def test_parity_allows_rows_with_zero_density_score(exported):
     x = exported.rows.x.copy()
     x[3] = exported.network.spectrum.mean
     rows = Rows(x, exported.rows.y)
@@ -88,72 +88,76 @@ def test_a_row_that_a_detector_scores_0_does_not_spoil_parity(exported):
     )
 
 
-@pytest.mark.parametrize("changed", ["theta", "probabilities", "density", "nan"])
-def test_graphs_that_compute_something_else_are_refused(exported, changed):
+@pytest.mark.parametrize("output", ["theta", "probabilities", "density", "nan"])
+def test_parity_rejects_graphs_with_different_results(exported, output):
     model, network = copy.deepcopy(
         (exported.model, exported.network)
-    )  # together: they share the primary network
+    )  # copied together because they share the primary network
     assert model.network is network.network
     with torch.no_grad():
-        if changed == "theta":
+        if output == "theta":
             model.posterior.output.shift[-1] += 0.01
-        elif changed == "probabilities":
+        elif output == "probabilities":
             model.network.module[-1].bias[0] += 0.1
-        elif changed == "density":
+        elif output == "density":
             network.spectrum.mean += 0.1
         else:
             model.network.module[0].bias[0] = torch.nan
-    with pytest.raises(ParityError, match="density" if changed == "nan" else changed):
+    with pytest.raises(ParityError, match="density" if output == "nan" else output):
         parity(model, network, exported.runtime, exported.rows)
 
 
-def off_in_density(runtime, share):
-    """A runtime whose density scores are off by a share of them."""
+def shift_density(runtime, share):
+    """Return a runtime with a relative error in its density scores."""
 
     def run(x, theta):
         outputs, density = runtime.run(x, theta)
         return outputs, density * np.float32(1 + share)
 
-    off = copy.copy(runtime)
-    off.run = run
-    return off
+    shifted = copy.copy(runtime)
+    shifted.run = run
+    return shifted
 
 
-def test_a_density_is_held_to_a_thousandth_of_its_size_however_large_or_small_that_is(exported):
+def test_density_tolerance_is_relative_for_small_and_large_scores(exported):
     runtime, network = exported.runtime, exported.network
     scores = runtime.run(exported.rows.x, runtime.draw(0, 0, 1)[:, None])[1].mean(axis=0)
-    assert scores.max() > 3  # 5e-4 of it is more than 1e-3
-    assert scores.min() < 0.2  # and 5e-3 of this less
-    parity(exported.model, network, off_in_density(runtime, 5e-4), exported.rows)
+    assert scores.max() > 3  # 5e-4 of this exceeds 1e-3.
+    assert scores.min() < 0.2  # 5e-3 of this is below 1e-3.
+    parity(exported.model, network, shift_density(runtime, 5e-4), exported.rows)
     with pytest.raises(ParityError, match="density"):
-        parity(exported.model, network, off_in_density(runtime, 2e-3), exported.rows)
+        parity(exported.model, network, shift_density(runtime, 2e-3), exported.rows)
 
 
-def off_in_theta(runtime, error):
-    """A runtime whose last number of theta is off."""
+def shift_theta(runtime, error):
+    """Return a runtime with an error in the last number of theta."""
 
     def sample(eps):
         theta = runtime.sample(eps)
         theta[:, -1] += np.float32(error)
         return theta
 
-    off = copy.copy(runtime)
-    off.sample = sample
-    return off
+    shifted = copy.copy(runtime)
+    shifted.sample = sample
+    return shifted
 
 
-@pytest.mark.parametrize(("size", "allowed", "refused"), [(0.0, 5e-4, 5e-3), (500.0, 0.2, 2.0)])
-def test_theta_is_held_to_a_thousandth_of_its_size_or_of_one(exported, size, allowed, refused):
+@pytest.mark.parametrize(
+    ("size", "small_error", "large_error"), [(0.0, 5e-4, 5e-3), (500.0, 0.2, 2.0)]
+)
+def test_theta_tolerance_is_relative_with_minimum_scale_of_one(
+    exported, size, small_error, large_error
+):
     model = copy.deepcopy(exported.model)
     with torch.no_grad():
         model.posterior.output.shift[-1] += size
     runtime = exported.runtime
-    parity(model, exported.network, off_in_theta(runtime, size + allowed), exported.rows)
+    parity(model, exported.network, shift_theta(runtime, size + small_error), exported.rows)
     with pytest.raises(ParityError, match="theta"):
-        parity(model, exported.network, off_in_theta(runtime, size + refused), exported.rows)
+        parity(model, exported.network, shift_theta(runtime, size + large_error), exported.rows)
 
 
-def test_graphs_hold_standard_operators_none_of_them_random(exported):
+def test_graphs_contain_only_standard_deterministic_operators(exported):
     for file in exported.files.values():
         model = onnx.load_model_from_string(file)
         onnx.checker.check_model(model, full_check=True)
@@ -163,7 +167,7 @@ def test_graphs_hold_standard_operators_none_of_them_random(exported):
         assert not {node.op_type for node in model.graph.node} & RANDOM_OPS
 
 
-def test_graphs_hold_their_weights_and_say_nothing_of_the_machine_that_wrote_them(exported):
+def test_graphs_embed_weights_and_contain_no_machine_details(exported):
     for file in exported.files.values():
         model = onnx.load_model_from_string(file)
         assert all(
@@ -181,7 +185,7 @@ def test_graphs_hold_their_weights_and_say_nothing_of_the_machine_that_wrote_the
 
 
 @pytest.mark.usefixtures("fits")
-def test_the_network_says_how_large_its_largest_result_is():
+def test_network_metadata_contains_size_of_largest_result():
     recipe = recipes.validate(
         {
             "name": "pictures",
@@ -201,11 +205,11 @@ def test_the_network_says_how_large_its_largest_result_is():
     initialise(model, x)
     graphs = export(model, served_network(model, x, 0, names=("residual",)))
     network = onnx.load_model_from_string(graphs["network.onnx"])
-    noted = {entry.key: int(entry.value) for entry in network.metadata_props}
-    assert noted == {"largest_result": 9 * 8 * 4 * 4}
+    metadata = {entry.key: int(entry.value) for entry in network.metadata_props}
+    assert metadata == {"largest_result": 9 * 8 * 4 * 4}
 
 
-def test_only_draws_and_rows_are_free(exported):
+def test_only_draw_and_row_axes_are_dynamic(exported):
     shapes = {}
     for file in exported.files.values():
         for tensor in onnx.load_model_from_string(file).graph.input:
@@ -216,20 +220,20 @@ def test_only_draws_and_rows_are_free(exported):
     assert shapes == {"eps": ["draws", 19], "x": ["rows", 6], "theta": ["draws", "pairs", 19]}
 
 
-def test_values_that_no_draw_changes_are_an_output_of_the_network(exported):
+def test_network_outputs_features_shared_by_all_draws(exported):
     graph = onnx.load_model_from_string(exported.files["network.onnx"]).graph
     (features,) = (output for output in graph.output if output.name == "features")
     axes = features.type.tensor_type.shape.dim
     assert [axis.dim_param or axis.dim_value for axis in axes] == ["rows", SIZES[1]]
 
 
-def test_folding_keeps_the_function_and_the_state_still_loads():
+def test_folding_preserves_predictions_and_state_dict():
     generator = torch.Generator().manual_seed(1)
     for flow in (realnvp, iaf):
         model = scale_model(flow, *SIZES)
         x, eps = torch.randn(5, 6, generator=generator), torch.randn(4, 19, generator=generator)
-        fresh, before = copy.deepcopy(model), model.predict(x, eps)
+        fresh, expected = copy.deepcopy(model), model.predict(x, eps)
         fold(model)
-        torch.testing.assert_close(model.predict(x, eps), before)
+        torch.testing.assert_close(model.predict(x, eps), expected)
         fresh.load_state_dict(model.state_dict())
-        torch.testing.assert_close(fresh.predict(x, eps), before)
+        torch.testing.assert_close(fresh.predict(x, eps), expected)

@@ -14,11 +14,11 @@ ACTIVATIONS = (
 
 
 class Layers(nn.Module):
-    """Rows of (4, 16) through each of many layers."""
+    """Apply many layer types to rows of shape (4, 16)."""
 
     def __init__(self):
         super().__init__()
-        self.of_steps = nn.ModuleList(
+        self.step_layers = nn.ModuleList(
             [
                 nn.Conv1d(4, 4, 3, padding=1),
                 nn.ConvTranspose1d(4, 4, 3, padding=1),
@@ -41,14 +41,14 @@ class Layers(nn.Module):
                 nn.TransformerEncoderLayer(16, 2, 32, batch_first=True),
             ]
         )
-        self.of_sequences = nn.ModuleList(
+        self.sequence_layers = nn.ModuleList(
             [
                 nn.GRU(16, 16, batch_first=True),
                 nn.LSTM(16, 16, batch_first=True, bidirectional=True),
                 nn.RNN(16, 16, batch_first=True),
             ]
         )
-        self.of_pictures = nn.ModuleList(
+        self.picture_layers = nn.ModuleList(
             [
                 nn.Conv2d(1, 4, 3, padding=1),
                 nn.Upsample(scale_factor=2, mode="bilinear"),
@@ -64,9 +64,9 @@ class Layers(nn.Module):
     def forward(self, x):
         h = x.view(-1, 4, 16)
         indices = (h > 0).long()
-        parts = [layer(h) for layer in self.of_steps]
-        parts += [layer(h)[0] for layer in self.of_sequences]
-        parts += [layer(h.unsqueeze(1)) for layer in self.of_pictures]
+        parts = [layer(h) for layer in self.step_layers]
+        parts += [layer(h)[0] for layer in self.sequence_layers]
+        parts += [layer(h.unsqueeze(1)) for layer in self.picture_layers]
         parts += [
             self.attention(h, h, h)[0],
             self.embedding(indices[:, 0]),
@@ -86,7 +86,7 @@ class Layers(nn.Module):
 
 
 @pytest.mark.slow
-def test_layers_of_all_kinds_export_to_operators_that_are_served():
+def test_common_layers_export_to_supported_operators():
     rows = torch.export.Dim("rows")
     assert (
         find_problem(export_graph(Layers().eval(), (torch.randn(3, 64),), {"x": {0: rows}}, ["y"]))
@@ -94,19 +94,19 @@ def test_layers_of_all_kinds_export_to_operators_that_are_served():
     )
 
 
-@pytest.mark.parametrize("reduced", [torch.mean, torch.sum, torch.Tensor.mean])
+@pytest.mark.parametrize("reduce", [torch.mean, torch.sum, torch.Tensor.mean])
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("axes", [1, (1,), (0, 2), [-4, 2], -1, (2, 3), (0, 1, 2, 3)])
-def test_sums_written_over_the_last_axes_are_the_same(reduced, axes, keepdim):
+def test_reduction_substitutes_match_torch(reduce, axes, keepdim):
     x = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
-    expected = reduced(x, axes, keepdim), reduced(x, dim=axes, keepdim=keepdim, dtype=torch.float64)
+    expected = reduce(x, axes, keepdim), reduce(x, dim=axes, keepdim=keepdim, dtype=torch.float64)
     with ExportSubstitutes():
         actual = (
-            reduced(x, axes, keepdim),
-            reduced(x, dim=axes, keepdim=keepdim, dtype=torch.float64),
+            reduce(x, axes, keepdim),
+            reduce(x, dim=axes, keepdim=keepdim, dtype=torch.float64),
         )
         assert torch.equal(x.mean(), torch.mean(x))
         assert x.sum(dtype=torch.float64).dtype == torch.float64
-    for item, other in zip(actual, expected, strict=True):
-        assert item.dtype == other.dtype
-        torch.testing.assert_close(item, other)
+    for item, reference in zip(actual, expected, strict=True):
+        assert item.dtype == reference.dtype
+        torch.testing.assert_close(item, reference)

@@ -22,7 +22,7 @@ def graphs(fits):
     model = scale_model(realnvp, INPUTS, HIDDEN, HIDDEN, HIDDEN, 10, hidden=64)
     x = torch.randn(200, INPUTS, generator=generator)
     initialise(model, x)
-    with torch.no_grad():  # couplings far from the identity that they start at
+    with torch.no_grad():  # move couplings away from their initial identity
         for module in model.posterior.flow.steps:
             module.conditioner.output.scale.fill_(1.0)
             module.conditioner.output.bias.copy_(
@@ -46,20 +46,20 @@ def runtimes(graphs):
     )
 
 
-def test_hidden_products_of_draws_are_integer_and_the_first_and_last_are_not(graphs):
+def test_only_hidden_products_are_quantised(graphs):
     exact, integer, _ = graphs
     nodes = onnx.load_model_from_string(integer["network.onnx"]).graph.node
     assert sum(node.op_type == "MatMulIntegerToFloat" for node in nodes) == 2 + 2
-    large = {
+    initializers = {
         tensor.name
         for tensor in onnx.load_model_from_string(integer["network.onnx"]).graph.initializer
     }
-    assert "network.module.0.direction" in large
-    assert not {"network.module.2.direction", "network.module.4.direction"} & large
+    assert "network.module.0.direction" in initializers
+    assert not {"network.module.2.direction", "network.module.4.direction"} & initializers
     assert len(integer["network.onnx"]) < len(exact["network.onnx"])
 
 
-def test_it_computes_the_network_to_the_precision_of_its_levels(graphs, runtimes):
+def test_quantised_network_stays_within_rounding_error(graphs, runtimes):
     exact, integer = runtimes
     x = graphs[2].x
     theta = exact.draw(3, 0, 7)[:, None]
@@ -67,23 +67,23 @@ def test_it_computes_the_network_to_the_precision_of_its_levels(graphs, runtimes
     rounded, same_density = integer.run(x, theta)
     np.testing.assert_array_equal(
         density[:, :3], same_density[:, :3]
-    )  # the input's; the last is of the embedding
+    )  # Input detectors match exactly. The last detector uses the embedding.
     np.testing.assert_allclose(density[:, 3], same_density[:, 3], rtol=0.2)
-    # Two products with relative errors of about 1/127 an element, averaged over 96 inputs.
+    # Two products have relative errors of about 1/127 per element, averaged over 96 inputs.
     assert 0 < np.abs(np.exp(rounded) - np.exp(log_probs)).max() < 0.05
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 17, 64])
-def test_a_row_gets_the_same_bits_alone_and_in_any_batch(graphs, runtimes, rows):
+def test_row_gets_same_bits_alone_and_in_batch(graphs, runtimes, rows):
     integer = runtimes[1]
     theta = integer.draw(4, 0, 50)[:, None]
-    together, _ = integer.run(graphs[2].x[:rows], theta)
+    batch, _ = integer.run(graphs[2].x[:rows], theta)
     for n in range(rows):
-        alone, _ = integer.run(graphs[2].x[n : n + 1], theta)
-        np.testing.assert_array_equal(alone[:, 0], together[:, n])
+        single, _ = integer.run(graphs[2].x[n : n + 1], theta)
+        np.testing.assert_array_equal(single[:, 0], batch[:, n])
 
 
-def test_paired_draws_are_the_shared_ones_row_by_row(graphs, runtimes):
+def test_paired_draws_match_shared_draws_for_each_row(graphs, runtimes):
     integer = runtimes[1]
     x = graphs[2].x[:5]
     draws = np.stack([integer.draw(seed, 0, 6) for seed in range(5)], axis=1)
@@ -93,23 +93,23 @@ def test_paired_draws_are_the_shared_ones_row_by_row(graphs, runtimes):
         np.testing.assert_array_equal(paired[:, n], shared[:, n])
 
 
-def test_a_row_whose_units_are_all_silent_is_finite(graphs, runtimes):
+def test_row_with_all_units_inactive_is_not_nan(graphs, runtimes):
     theta = np.full((2, 1, 3 * HIDDEN + 10), -1e4, dtype=np.float32)
     log_probs, _ = runtimes[1].run(np.abs(graphs[2].x[:4]), theta)
     assert not np.isnan(log_probs).any()
 
 
-def test_the_error_is_reported_beside_the_monte_carlo_error(graphs, runtimes):
+def test_quantisation_error_is_compared_with_monte_carlo_error(graphs, runtimes):
     error = quantisation_error(*runtimes, graphs[2], 100)
     assert error.int8_probabilities > 0
     assert error.is_hidden == (error.int8_probabilities < error.int8_monte_carlo)
-    nothing = quantisation_error(runtimes[0], runtimes[0], graphs[2], 100)
-    assert nothing.int8_probabilities == 0
-    assert nothing.int8_same_label == 1
-    assert nothing.is_hidden
+    identical = quantisation_error(runtimes[0], runtimes[0], graphs[2], 100)
+    assert identical.int8_probabilities == 0
+    assert identical.int8_same_label == 1
+    assert identical.is_hidden
 
 
-class Scattered(Runtime):
+class NoisyRuntime(Runtime):
     def __init__(self):
         pass
 
@@ -124,17 +124,15 @@ class Scattered(Runtime):
         )
 
 
-def test_the_monte_carlo_error_is_that_of_one_draw_set():
+def test_monte_carlo_error_is_for_one_draw_set():
     rows = Rows(np.zeros((512, 1), dtype=np.float32), np.zeros(512, dtype=np.int64))
-    error = quantisation_error(Scattered(), Scattered(), rows, 3)
+    error = quantisation_error(NoisyRuntime(), NoisyRuntime(), rows, 3)
     assert error.int8_probabilities == 0
-    assert error.int8_monte_carlo == pytest.approx(
-        0.01, rel=0.15
-    )  # five deviations of such an estimate
+    assert error.int8_monte_carlo == pytest.approx(0.01, rel=0.15)  # five standard deviations
 
 
 @pytest.mark.usefixtures("fits")
-def test_a_small_network_is_left_as_it_is():
+def test_small_network_is_not_quantised():
     generator = torch.Generator().manual_seed(0)
     model = scale_model(realnvp, 8, 16, 16, 3, couplings=1, hidden=4)
     x = torch.randn(50, 8, generator=generator)

@@ -13,7 +13,7 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no G
 ROWS, STEPS, CLASSES = 32, 20, 3
 
 
-def parameters_after(method, network, is_captured):
+def run_steps(method, network, is_captured):
     settings = recipe_with(method=method, network=network, posterior={})
     x = torch.randn(ROWS, 64, generator=torch.Generator().manual_seed(0)).cuda()
     y = (torch.arange(ROWS) % CLASSES).cuda()
@@ -33,14 +33,14 @@ def parameters_after(method, network, is_captured):
 
 @on_gpu
 @pytest.mark.parametrize("network", [{"hidden": [12]}, {"kind": "gal-cnn"}])
-def test_a_captured_step_of_each_method_does_what_the_step_does(network):
-    of_layers = {"variational-hypernet", "batch-ensemble"} if "kind" in network else set()
-    for method in METHODS.keys() - of_layers:
-        results, parameters = parameters_after(method, network, is_captured=True)
-        expected, rest = parameters_after(method, network, is_captured=False)
+def test_captured_step_matches_plain_step_for_each_method(network):
+    mlp_methods = {"variational-hypernet", "batch-ensemble"} if "kind" in network else set()
+    for method in METHODS.keys() - mlp_methods:
+        results, parameters = run_steps(method, network, is_captured=True)
+        expected, expected_parameters = run_steps(method, network, is_captured=False)
         torch.testing.assert_close(results, expected, rtol=1e-4, atol=1e-5)
-        for parameter, other in zip(parameters, rest, strict=True):
-            torch.testing.assert_close(parameter, other, rtol=1e-3, atol=1e-3)
+        for parameter, expected_parameter in zip(parameters, expected_parameters, strict=True):
+            torch.testing.assert_close(parameter, expected_parameter, rtol=1e-3, atol=1e-3)
 
 
 class FakeGraph:
@@ -48,11 +48,11 @@ class FakeGraph:
         self.result.copy_(self.compute(*self.inputs))
 
 
-def test_calls_are_replayed_from_the_first_of_their_shapes_on(monkeypatch):
-    captures, ran = [], []
+def test_each_shape_is_captured_once_and_then_replayed(monkeypatch):
+    captures, calls = [], []
 
     def compute(x, weight):
-        ran.append((len(x), bool(captures and captures[-1].is_open)))
+        calls.append((len(x), bool(captures and captures[-1].is_open)))
         return (x * weight).sum(0)
 
     @contextmanager
@@ -63,14 +63,14 @@ def test_calls_are_replayed_from_the_first_of_their_shapes_on(monkeypatch):
         yield
         fake.is_open = False
 
-    def capture(self, given):
-        actual = created(self, given)
-        fake = actual.cuda_graph
-        fake.inputs, fake.result = actual.inputs, actual.result
+    def capture(self, inputs):
+        instance = original(self, inputs)
+        fake = instance.cuda_graph
+        fake.inputs, fake.result = instance.inputs, instance.result
         fake.compute = lambda x, weight: (x * weight).sum(0)
-        return actual
+        return instance
 
-    created = GraphedFunction._capture
+    original = GraphedFunction._capture
     monkeypatch.setattr(GraphedFunction, "_capture", capture)
     stream = SimpleNamespace(wait_stream=lambda _: None)
     fakes = {
@@ -89,12 +89,12 @@ def test_calls_are_replayed_from_the_first_of_their_shapes_on(monkeypatch):
         x, weight = torch.full((2 if step % 3 == 2 else 4, 3), float(step)), torch.tensor(0.5)
         actual.append(captured(x, weight))
         torch.testing.assert_close(actual[-1], (x * weight).sum(0))
-    torch.testing.assert_close(actual[3], torch.full((3,), 6.0))  # is not overwritten by the next
-    before = [(4, False), (4, False), (2, False)]
-    assert ran == [*before, (4, True), (2, True)]  # no shape twice; the others were replayed
+    torch.testing.assert_close(actual[3], torch.full((3,), 6.0))  # not overwritten by the next call
+    warm_up = [(4, False), (4, False), (2, False)]
+    assert calls == [*warm_up, (4, True), (2, True)]  # one capture per shape
 
 
 @pytest.mark.parametrize("factory", [None, "training.networks.architectures:gal_cnn", "mine:cnn"])
-def test_networks_of_this_package_may_be_captured(factory):
+def test_only_networks_outside_this_package_are_custom(factory):
     network = {"kind": "gal-cnn"} if factory is None else {"factory": factory}
     assert recipe_with(network=network).network.is_custom == (factory == "mine:cnn")

@@ -7,7 +7,7 @@ from model_store.conformal.label_shift import SHARES
 from model_store.inference.model import Model
 from tests.support.environment import working_in
 from tests.support.recipes import write_recipe
-from tests.support.refusals import refused
+from tests.support.refusals import assert_invalid
 from training.__main__ import main
 from training.bayes.likelihoods import Categorical
 from training.data.rows import class_shares, class_weights
@@ -17,20 +17,20 @@ Y = np.array([0] * 6 + [1] * 3 + [2])
 CLASSES = ("a", "b", "c")
 
 
-def test_weights_are_1_on_average_and_balanced_ones_make_classes_count_alike():
+def test_class_weights_have_mean_1_and_can_balance_classes():
     balanced = class_weights("balanced", CLASSES, Y)
     assert balanced[Y].mean() == pytest.approx(1.0)
     np.testing.assert_allclose(balanced * class_shares(Y, 3), 1 / 3)
-    output = class_weights({"c": 4.0}, CLASSES, Y)
-    assert output[Y].mean() == pytest.approx(1.0)
-    np.testing.assert_allclose(output / output[0], [1.0, 1.0, 4.0])
-    refused(
+    weights = class_weights({"c": 4.0}, CLASSES, Y)
+    assert weights[Y].mean() == pytest.approx(1.0)
+    np.testing.assert_allclose(weights / weights[0], [1.0, 1.0, 4.0])
+    assert_invalid(
         lambda: class_weights({"d": 2.0}, CLASSES, Y), "data.class_weights: expected some of", "'d'"
     )
 
 
 @pytest.mark.parametrize("weights", ["balanced", {"a": 0.2, "c": 30.0}])
-def test_a_weighted_fit_still_says_the_classes_own_shares(weights):
+def test_weighted_fit_predicts_unweighted_class_shares(weights):
     likelihood = Categorical(3, is_weighted=True).double()
     log_weights = torch.from_numpy(np.log(class_weights(weights, CLASSES, Y)))
     likelihood.log_weights.copy_(log_weights)
@@ -58,7 +58,7 @@ def test_a_weighted_fit_still_says_the_classes_own_shares(weights):
     np.testing.assert_allclose(weighted / weighted[0], 1.0, atol=1e-5)
 
 
-def test_a_row_of_weight_w_counts_as_w_rows():
+def test_row_with_weight_w_counts_as_w_rows():
     likelihood = Categorical(2, is_weighted=True)
     likelihood.log_weights.copy_(torch.tensor([1.0, 3.0]).log())
     outputs = torch.randn(4, 5, 2, generator=torch.Generator().manual_seed(0))
@@ -69,7 +69,7 @@ def test_a_row_of_weight_w_counts_as_w_rows():
     assert Categorical(2).state_dict().keys() == {"temperature"}
 
 
-def test_a_weighted_version_is_published_with_the_data_s_shares(tmp_path, fits, capsys):
+def test_weighted_version_is_published_with_class_shares_of_the_data(tmp_path, fits, capsys):
     data = {"class_weights": {"3": 5.0}, "reference": 60, "ranking": 60}
     path = write_recipe(tmp_path, data=data, serving={"combined": ["entropy"]})
     with working_in(tmp_path):
@@ -82,7 +82,7 @@ def test_a_weighted_version_is_published_with_the_data_s_shares(tmp_path, fits, 
         assert model.label_shift.labels.shape == (60,)
         np.testing.assert_allclose(model.label_shift.shares, model.manifest.priors, atol=0.02)
         assert SHARES in model.label_shift.tensors()
-        wrong = write_recipe(tmp_path, data={"class_weights": {"ten": 5.0}})
+        invalid_recipe = write_recipe(tmp_path, data={"class_weights": {"ten": 5.0}})
         capsys.readouterr()
-        assert main(["fit", str(wrong), "--quiet"]) == 2
+        assert main(["fit", str(invalid_recipe), "--quiet"]) == 2
         assert "data.class_weights: expected some of" in capsys.readouterr().err

@@ -31,52 +31,50 @@ def fit_posterior(problem, method, start, folder):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fits")
-def test_the_posterior_of_a_linear_regression_is_found_from_a_spread_of_a_thousandth(
-    problem, tmp_path
-):
+def test_linear_regression_posterior_is_recovered_from_small_initial_std(problem, tmp_path):
     start = -7.0
-    ratio, off, facts = fit_posterior(problem, "bbb-gaussian", start, tmp_path)
+    ratio, mean_error, facts = fit_posterior(problem, "bbb-gaussian", start, tmp_path)
     assert (ratio.log().abs() < VARIANCE_TOLERANCE / 2).all(), ratio
-    assert (off.abs() < 0.1).all(), off
+    assert (mean_error.abs() < 0.1).all(), mean_error
     assert change_warning(facts.convergence) is None, facts.convergence
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", [-7.0, -4.0, -1.0])
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_finds_the_posterior_of_a_linear_regression(
+def test_every_method_recovers_linear_regression_posterior(
     problem, method, start, tmp_path, request
 ):
-    if (method, start) == ("bhn-weights", -1.0):  # variances end 1.1 to 3.1 times the best
+    if (method, start) == ("bhn-weights", -1.0):  # final variances are 1.1 to 3.1 times the best
         request.applymarker(
-            pytest.mark.xfail(reason="too noisy a gradient for this number of steps", strict=True)
+            pytest.mark.xfail(reason="gradient too noisy for this number of steps", strict=True)
         )
-    ratio, off, facts = fit_posterior(problem, method, start, tmp_path)
+    ratio, mean_error, facts = fit_posterior(problem, method, start, tmp_path)
     assert (ratio.log().abs() < VARIANCE_TOLERANCE).all(), ratio
-    assert (off.abs() < 0.1).all(), off
+    assert (mean_error.abs() < 0.1).all(), mean_error
     assert change_warning(facts.convergence) is None, facts.convergence
 
 
 @torch.no_grad()
-def at_exact_posterior(problem, method, variances_times):
-    """Build a model at the best posterior of its family, with scaled variances."""
+def at_exact_posterior(problem, method, variance_scale):
+    """Build a model at the family's best posterior, with scaled variances."""
     model = build(recipe(method, -3.0), (problem.inputs,), 0).eval()
     model.likelihood.start(torch.from_numpy(problem.splits.train.y))
     mean, precision = exact(model, problem)
     model.posterior.start_at(mean.float())
-    sigma = (variances_times / precision.diagonal()).sqrt().float()
+    sigma = (variance_scale / precision.diagonal()).sqrt().float()
     (spread,) = model.posterior.spread_parameters()
     spread.copy_(torch.log(torch.expm1(sigma)))
     return model
 
 
-def test_the_bound_is_that_of_the_exact_posterior_in_closed_form(problem):
+def test_bound_matches_closed_form_at_exact_posterior(problem):
     model = at_exact_posterior(problem, "bbb-gaussian", 1.0)
     x, y = (torch.from_numpy(part) for part in (problem.splits.train.x, problem.splits.train.y))
-    message = bound(model, x, y, seed=0)
+    estimate = bound(model, x, y, seed=0)
     mean, std = (moment.detach()[None] for moment in model.posterior.moments())
     with torch.no_grad():
-        # The outputs' mean is that of the mean weights; their variance adds to the squared errors.
+        # Mean weights give the mean outputs, whose variance adds to the squared errors.
         result = model.likelihood(model.network(x, mean[:, None]))
         inputs = torch.cat(
             [(x - model.network.mean) / model.network.std, torch.ones(len(x), 1)], dim=1
@@ -84,14 +82,14 @@ def test_the_bound_is_that_of_the_exact_posterior_in_closed_form(problem):
         spread = inputs.square() @ std[0].square() * model.likelihood.target_std.square()
         nll = -model.likelihood.log_likelihood(result, y)[0] + 0.5 * spread / result[0, :, 1].exp()
     kl = (0.5 * (std.square() + mean.square() - 1.0) - std.log()).sum().item()
-    assert message["kl"] == pytest.approx(kl, rel=1e-5)
-    assert message["negative_elbo"] == pytest.approx(
-        nll.mean().item() + kl / len(x), abs=6 * message["negative_elbo_error"]
+    assert estimate["kl"] == pytest.approx(kl, rel=1e-5)
+    assert estimate["negative_elbo"] == pytest.approx(
+        nll.mean().item() + kl / len(x), abs=6 * estimate["negative_elbo_error"]
     )
-    assert message["negative_elbo_error"] < 0.02
+    assert estimate["negative_elbo_error"] < 0.02
 
 
-def test_a_slope_has_a_standard_error():
+def test_slope_has_a_standard_error():
     assert slope([5.0 - 0.5 * i for i in range(10)]) == pytest.approx((-0.5, 0.0))
     noise = np.random.default_rng(0).normal(size=10).tolist()
     estimate, error = slope(noise)
@@ -109,9 +107,7 @@ def test_a_slope_has_a_standard_error():
         ("classification", [[0.2], [0.2], [0.41]], {"median": 1.0}),
     ],
 )
-def test_the_change_of_uncertainty_is_relative_to_the_middle_of_the_fit(
-    task, uncertainty, expected
-):
+def test_uncertainty_change_is_relative_to_middle_of_the_fit(task, uncertainty, expected):
     likelihood = Categorical(3) if task == "classification" else Gaussian("homoscedastic")
     model = SimpleNamespace(likelihood=likelihood)
     # The second epoch reaches half of the sum of learning rates.
@@ -140,7 +136,7 @@ def test_active_scales_of_a_flow_are_counted_from_draws():
     assert active_units(model, seed=0) == {"0": (1, 4)}
 
 
-def test_a_checkpoint_is_as_good_within_one_standard_error():
+def test_checkpoint_is_as_good_within_one_standard_error():
     lowest = torch.tensor([1.0, 2.0, 3.0, 4.0])
     assert is_as_good(lowest + 0.1 * torch.tensor([-1.0, 1.0, -1.0, 2.0]), lowest, paired=True)
     assert not is_as_good(lowest + 0.1, lowest, paired=True)
@@ -149,7 +145,7 @@ def test_a_checkpoint_is_as_good_within_one_standard_error():
 
 
 def small_run(folder, start=-3.0, **training):
-    """A run of four epochs on three classes around three points of the plane."""
+    """Create a run of four epochs on three clusters in the plane."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 128)
     x = (np.array([[0, 0], [4, 0], [0, 4]])[y] + rng.normal(size=(128, 2))).astype(np.float32)
@@ -176,7 +172,7 @@ def small_run(folder, start=-3.0, **training):
 @pytest.mark.usefixtures("fits")
 @pytest.mark.parametrize("choose", ["elbo", "likelihood"])
 @pytest.mark.parametrize(("ramp", "earliest"), [(0.0, 1), (2.5, 4), (9.0, 4)])
-def test_no_checkpoint_is_taken_while_the_kls_weight_rises(tmp_path, choose, ramp, earliest):
+def test_no_epoch_is_selected_while_kl_weight_rises(tmp_path, choose, ramp, earliest):
     run, splits = small_run(tmp_path, kl_ramp_epochs=ramp, choose=choose)
     run.fit(quiet=True)
     assert earliest <= run.progress.best_epoch <= 4
@@ -184,7 +180,7 @@ def test_no_checkpoint_is_taken_while_the_kls_weight_rises(tmp_path, choose, ram
 
 
 @pytest.mark.usefixtures("fits")
-def test_a_fit_that_still_moves_warns_and_names_the_remedy(tmp_path, monkeypatch):
+def test_unconverged_fit_warns_and_suggests_a_remedy(tmp_path, monkeypatch):
     monkeypatch.setattr(steps, "SPREAD_RATE", 1e-3)
     run, splits = small_run(tmp_path, start=-7.0)
     run.fit(quiet=True)
@@ -200,7 +196,7 @@ def test_a_fit_that_still_moves_warns_and_names_the_remedy(tmp_path, monkeypatch
     assert change_warning(facts) is None
 
 
-def test_a_fit_without_a_bound_reports_none(problem):
+def test_fit_without_bound_omits_elbo_and_pareto_k(problem):
     train = tuple(
         torch.from_numpy(part) for part in (problem.splits.train.x, problem.splits.train.y)
     )

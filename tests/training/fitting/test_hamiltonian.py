@@ -34,8 +34,8 @@ def test_draws_of_a_linear_gaussian_model_match_the_exact_posterior():
     assert facts["hamiltonian"]["r_hat"] < 1.05
     draws = model.posterior(noise(model.posterior, DRAWS)).double()
     std = precision.inverse().diagonal().sqrt()
-    # Squared deviations of successive draws correlate: 1,000 draws count like 370. The bounds are
-    # four standard errors.
+    # The bounds are four standard errors. Squared deviations of successive draws correlate, so
+    # 1,000 draws count like 370.
     assert ((draws.mean(0) - mean).abs() < 0.13 * std).all()
     assert (draws.std(0) / std - 1.0).abs().max() < 0.15
 
@@ -58,9 +58,9 @@ def test_class_probabilities_match_a_grid_over_the_exact_posterior():
     mode = slope[weights.argmax()].float()
     model.posterior.start_at(torch.stack([-mode / 2, mode / 2]))  # the maximum a posteriori
     fit_laplace(model, recipe.posterior, (x, y), (x, y), 0, 6)
-    tests = torch.tensor([[-2.0], [0.5], [3.0]])
-    probs = model.predict(tests, noise(model.posterior, DRAWS)).exp()[:, :, 1]
-    exact_probs = torch.sigmoid(slope[:, None] * tests[:, 0].double())
+    test_rows = torch.tensor([[-2.0], [0.5], [3.0]])
+    probs = model.predict(test_rows, noise(model.posterior, DRAWS)).exp()[:, :, 1]
+    exact_probs = torch.sigmoid(slope[:, None] * test_rows[:, 0].double())
     mean = weights @ exact_probs
     std = (weights @ (exact_probs - mean).square()).sqrt()
     assert ((probs.mean(0) - mean).abs() < 0.13 * std).all()

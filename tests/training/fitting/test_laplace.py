@@ -8,7 +8,7 @@ from torch import nn
 from experiments.certify.exact import Problem, exact
 from experiments.certify.exact import recipe as linear_recipe
 from tests.support.recipes import content_with, recipe_with
-from tests.support.refusals import refused
+from tests.support.refusals import assert_invalid
 from training.bayes.laplace import Eigen, best_precision, log_marginal_likelihood
 from training.bayes.posterior import noise
 from training.fitting.laplace import LOST_NATS, check_trained, fit_laplace
@@ -22,7 +22,7 @@ def problem():
     return Problem.make(rows=200)
 
 
-def linear(epochs=40):
+def get_recipe(epochs=40):
     content = linear_recipe("mvn", 0.0, epochs).model_dump(exclude_none=True)
     posterior = {"prior_std": 1.0}
     training = {"epochs": epochs, "batch_rows": 50, "learning_rate": 0.1, "choose": "elbo"}
@@ -35,8 +35,8 @@ def get_rows(split):
     return torch.from_numpy(split.x), torch.from_numpy(split.y)
 
 
-def at_best(problem, settings):
-    """A model that was not fitted, at the exact posterior's mean."""
+def build_at_exact_mean(problem, settings):
+    """Build an unfitted model at the exact posterior's mean."""
     model = build(settings, (problem.inputs,), 0).eval()
     model.likelihood.start(get_rows(problem.splits.train)[1])
     mean, precision = exact(model, problem)
@@ -44,7 +44,7 @@ def at_best(problem, settings):
     return model, precision
 
 
-def fitted(model, settings, problem):
+def fit_posterior(model, settings, problem):
     return fit_laplace(
         model,
         settings.posterior,
@@ -60,19 +60,19 @@ def covariance(posterior):
     return (deviations.T @ deviations).detach().double()
 
 
-def test_on_a_linear_gaussian_problem_the_covariance_is_exact(problem):
-    settings = linear()
-    model, precision = at_best(problem, settings)
-    fitted(model, settings, problem)
+def test_covariance_is_exact_for_linear_gaussian_problem(problem):
+    settings = get_recipe()
+    model, precision = build_at_exact_mean(problem, settings)
+    fit_posterior(model, settings, problem)
     torch.testing.assert_close(
         covariance(model.posterior), precision.inverse(), rtol=1e-4, atol=1e-8
     )
 
 
-def test_the_marginal_likelihood_is_the_evidence(problem):
-    settings = linear()
-    model, _ = at_best(problem, settings)
-    facts = fitted(model, settings, problem)
+def test_marginal_likelihood_matches_evidence(problem):
+    settings = get_recipe()
+    model, _ = build_at_exact_mean(problem, settings)
+    facts = fit_posterior(model, settings, problem)
     assert facts["log_marginal_likelihood"] == pytest.approx(
         evidence(model, problem, 1.0), abs=1e-3
     )
@@ -84,15 +84,15 @@ def evidence(model, problem, prior_std):
     scale = model.likelihood.target_std.double()
     inputs = torch.cat([x, torch.ones(len(x), 1)], 1) * scale * prior_std
     spread = inputs @ inputs.T + scale**2 * torch.eye(len(x))
-    off = y - model.likelihood.target_mean.double()
+    diff = y - model.likelihood.target_mean.double()
     log_det = torch.linalg.slogdet(spread)[1]
     return (
-        -0.5 * (off @ torch.linalg.solve(spread, off) + log_det + len(x) * math.log(2 * math.pi))
+        -0.5 * (diff @ torch.linalg.solve(spread, diff) + log_det + len(x) * math.log(2 * math.pi))
     ).item()
 
 
-def test_a_fit_ends_at_the_exact_posterior(problem, tmp_path, fits):
-    run = Run(linear(), problem.splits, (problem.inputs,), 0, tmp_path, torch.device("cpu"))
+def test_fit_ends_at_exact_posterior(problem, tmp_path, fits):
+    run = Run(get_recipe(), problem.splits, (problem.inputs,), 0, tmp_path, torch.device("cpu"))
     model = run.fit(quiet=True).eval()
     mean, precision = exact(model, problem)
     std = precision.inverse().diagonal().sqrt()
@@ -112,24 +112,24 @@ def get_eigen(*values):
     return Eigen(column, torch.eye(len(values)).double(), torch.eye(1).double())
 
 
-def test_the_chosen_precision_has_the_largest_marginal_likelihood():
+def test_best_precision_maximises_marginal_likelihood():
     eigen, square = get_eigen(0.0, 0.5, 20.0, 3.0, 400.0), 2.5
     best = best_precision(eigen, square)
-    position = log_marginal_likelihood(0.0, eigen, square, best)
-    for times in (0.99, 1.01, 0.1, 10.0):
-        assert log_marginal_likelihood(0.0, eigen, square, best * times) < position
+    maximum = log_marginal_likelihood(0.0, eigen, square, best)
+    for factor in (0.99, 1.01, 0.1, 10.0):
+        assert log_marginal_likelihood(0.0, eigen, square, best * factor) < maximum
     assert eigen.effective_parameters(best) == pytest.approx(best * square, rel=1e-5)
 
 
-def test_a_precision_without_bounds_is_bounded():
+def test_best_precision_is_bounded():
     assert best_precision(get_eigen(1.0), 0.0) == pytest.approx(1e8)
     assert best_precision(get_eigen(0.0), 1.0) == pytest.approx(1e-8)
 
 
-# Networks that are not trained
+# Trained networks
 
 
-def trained(shape, outputs):
+def tanh_network(shape, outputs):
     module = nn.Sequential(nn.Linear(shape[0], 6), nn.Tanh(), nn.Linear(6, outputs))
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -138,17 +138,17 @@ def trained(shape, outputs):
     return module
 
 
-TRAINED = {"factory": f"{__name__}:trained", "start": "trained"}
+TRAINED = {"factory": f"{__name__}:tanh_network", "start": "trained"}
 
 
-def test_a_trained_network_is_not_trained_and_its_noise_is_its_error(problem, tmp_path, fits):
+def test_trained_network_stays_fixed_and_noise_matches_its_error(problem, tmp_path, fits):
     settings = recipe_with(
         method="laplace", task="regression", network=TRAINED, training={"epochs": None}
     )
     run = Run(settings, problem.splits, (problem.inputs,), 0, tmp_path, torch.device("cpu"))
     assert run.steps == 0
     model = run.fit(quiet=True).eval()
-    module = trained((problem.inputs,), 1)
+    module = tanh_network((problem.inputs,), 1)
     expected = torch.cat([module[2].weight.T, module[2].bias[None]]).flatten()
     assert torch.equal(model.posterior.mean.detach(), expected.detach())
     x, y = get_rows(problem.splits.train)
@@ -165,9 +165,7 @@ def test_a_trained_network_is_not_trained_and_its_noise_is_its_error(problem, tm
     assert run.checkpoint.exists()
 
 
-def test_a_run_that_was_killed_before_its_publication_finds_the_same_posterior(
-    problem, tmp_path, fits
-):
+def test_repeated_run_finds_the_same_posterior(problem, tmp_path, fits):
     network = {"hidden": [3]}
     settings = recipe_with(
         method="laplace", task="regression", network=network, training={"epochs": 2}
@@ -182,21 +180,21 @@ def test_a_run_that_was_killed_before_its_publication_finds_the_same_posterior(
     assert torch.equal(*draws)
 
 
-@pytest.mark.parametrize("is_sure", [True, False])
-def test_marginal_likelihood_chooses_the_prior_unless_held_out_rows_lose_by_it(is_sure):
-    """A sure network that is right loses by draws of weights that few rows determine; one whose
-    labels are as random as it says does not lose by those that many rows do."""
+@pytest.mark.parametrize("is_confident", [True, False])
+def test_marginal_likelihood_selects_prior_unless_held_out_loss_rises(is_confident):
+    """Draws lower the likelihood of a confident network with few rows, but not of a calibrated
+    network with many rows."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(600, 5, generator=generator)
-    rows = 3 if is_sure else 300
+    rows = 3 if is_confident else 300
     settings = recipe_with(method="laplace", network=TRAINED)
     model = build(settings, (5,), 3)
     initialise(model, x, standardise=False)
-    if is_sure:
+    if is_confident:
         model.posterior.mean.data.mul_(20.0)
     centre = model.network(x, model.posterior.centre()[None, None])[0]
     y = centre.argmax(1)
-    if not is_sure:
+    if not is_confident:
         y = torch.multinomial(torch.softmax(centre, 1), 1, generator=generator.manual_seed(1))[:, 0]
     held_out, eps = (x[300:], y[300:]), noise(model.posterior, 20, 0, 4)
 
@@ -204,32 +202,32 @@ def test_marginal_likelihood_chooses_the_prior_unless_held_out_rows_lose_by_it(i
         predictions = model.predict(held_out[0], eps)
         return -model.likelihood.mixture_log_likelihood(predictions, held_out[1]).mean().item()
 
-    least = loss()
+    initial_loss = loss()
     facts = fit_laplace(model, settings.posterior, (x[:rows], y[:rows]), held_out, 0, 20)
-    assert ("by marginal likelihood" in facts["summary"]) is not is_sure
-    if is_sure:
-        assert loss() < least + 3 * LOST_NATS
+    assert ("by marginal likelihood" in facts["summary"]) is not is_confident
+    if is_confident:
+        assert loss() < initial_loss + 3 * LOST_NATS
 
 
-def test_a_tempered_likelihood_counts_as_so_many_more_rows(problem):
-    settings = linear()
-    model, _ = at_best(problem, settings)
-    twice = get_rows(problem.splits.train)
-    twice = tuple(torch.cat([part, part]) for part in twice)
+def test_tempered_likelihood_is_equivalent_to_repeated_rows(problem):
+    settings = get_recipe()
+    model, _ = build_at_exact_mean(problem, settings)
+    repeated_rows = get_rows(problem.splits.train)
+    repeated_rows = tuple(torch.cat([part, part]) for part in repeated_rows)
     held_out = get_rows(problem.splits.validation)
-    facts = fit_laplace(model, settings.posterior, twice, held_out, 0, 20)
-    of_twice = covariance(model.posterior)
+    facts = fit_laplace(model, settings.posterior, repeated_rows, held_out, 0, 20)
+    expected = covariance(model.posterior)
     tempered = fit_laplace(
         model, settings.posterior, get_rows(problem.splits.train), held_out, 0, 20, times=2.0
     )
-    torch.testing.assert_close(covariance(model.posterior), of_twice, rtol=1e-4, atol=1e-8)
+    torch.testing.assert_close(covariance(model.posterior), expected, rtol=1e-4, atol=1e-8)
     assert tempered["log_marginal_likelihood"] == pytest.approx(
         facts["log_marginal_likelihood"], rel=1e-5
     )
 
 
 class HeadFirst(nn.Module):
-    """The layer that runs last is made first."""
+    """A module that creates its last layer first."""
 
     def __init__(self, shape, outputs):
         super().__init__()
@@ -239,30 +237,30 @@ class HeadFirst(nn.Module):
         return self.head(torch.tanh(self.body(x)))
 
 
-def test_the_layer_that_runs_last_is_drawn():
+def test_layer_that_runs_last_is_drawn():
     model = build(
         recipe_with(method="laplace", network={"factory": f"{__name__}:HeadFirst"}), (5,), 3
     )
     assert [slot.name for slot in model.network.slots] == ["head"]
 
 
-# What is refused
+# Errors
 
 
-def test_what_contradicts_itself_is_refused_in_a_line():
-    output = content_with(method="laplace", training={"epochs": 0})
-    refused(
-        lambda: check_trained(Recipe.model_validate(output), None),
+def test_contradictory_recipes_are_rejected():
+    laplace_content = content_with(method="laplace", training={"epochs": 0})
+    assert_invalid(
+        lambda: check_trained(Recipe.model_validate(laplace_content), None),
         "training.epochs: expected 1 or more, or a trained",
     )
-    other = content_with(training={"epochs": 0})
-    refused(
-        lambda: validate(other, "r.toml"),
+    flow_content = content_with(training={"epochs": 0})
+    assert_invalid(
+        lambda: validate(flow_content, "r.toml"),
         "r.toml: training.epochs: expected 1 or more for method bhn-realnvp, got 0",
     )
-    for wrong in (0, -1.0, "marginal", True):
-        content = content_with(method="laplace", posterior={"prior_std": wrong})
-        refused(
+    for prior_std in (0, -1.0, "marginal", True):
+        content = content_with(method="laplace", posterior={"prior_std": prior_std})
+        assert_invalid(
             lambda content=content: validate(content, "r"),
             "r: posterior.prior_std: expected ",
         )
@@ -274,7 +272,7 @@ def test_what_contradicts_itself_is_refused_in_a_line():
         training={},
     )
     del auto["training"]["epochs"]
-    refused(
+    assert_invalid(
         lambda: check_trained(Recipe.model_validate(auto), None),
         "data.target_transform: expected the transform of",
     )
@@ -288,9 +286,9 @@ def test_what_contradicts_itself_is_refused_in_a_line():
         ({"factory": f"{__name__}:pooled"}, "network: expected a final", "got layer 0: Conv2d("),
     ],
 )
-def test_networks_without_such_a_last_layer_are_refused(network, field, message):
+def test_networks_without_a_drawable_last_layer_are_rejected(network, field, message):
     settings = recipe_with(method="laplace", network=network)
-    refused(lambda: build(settings, (1, 5, 5), 3), field, message)
+    assert_invalid(lambda: build(settings, (1, 5, 5), 3), field, message)
 
 
 def squashed(shape, outputs):
@@ -301,10 +299,10 @@ def pooled(shape, outputs):
     return nn.Sequential(nn.Conv2d(shape[0], outputs, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
-def test_weights_of_a_file_need_no_epochs(tmp_path):
-    module = trained((5,), 3)
+def test_epochs_are_optional_with_a_weights_file(tmp_path):
+    module = tanh_network((5,), 3)
     save_file(module.state_dict(), tmp_path / "w.safetensors")
-    network = {"factory": f"{__name__}:trained", "weights": str(tmp_path / "w.safetensors")}
+    network = {"factory": f"{__name__}:tanh_network", "weights": str(tmp_path / "w.safetensors")}
     for epochs in (None, 0, 3):
         check_trained(
             recipe_with(method="laplace", network=network, training={"epochs": epochs}), None

@@ -25,7 +25,7 @@ def history(epochs=60, noise=0.001, **slopes):
 
 
 @pytest.mark.parametrize(
-    ("slopes", "said"),
+    ("slopes", "messages"),
     [
         ({}, []),
         ({"validation_log_likelihood": 0.01}, ["the held-out likelihood still rose"]),
@@ -41,16 +41,16 @@ def history(epochs=60, noise=0.001, **slopes):
     ],
     ids=str,
 )
-def test_what_still_moves_is_named(slopes, said):
-    assert find_moving(history(**slopes), 20, has_bound=True) == said
+def test_find_moving_lists_curves_that_are_not_level(slopes, messages):
+    assert find_moving(history(**slopes), 20, has_bound=True) == messages
 
 
-def test_a_method_without_a_bound_goes_by_the_held_out_likelihood_alone():
+def test_find_moving_without_bound_uses_only_held_out_likelihood():
     assert find_moving(history(objective=-0.01, log_std=0.02), 20, has_bound=False) == []
     assert find_moving(history(20), 20, has_bound=False) == ["too few epochs to tell"]
 
 
-def test_patience_is_of_steps_if_epochs_are_short_and_rates_decay_over_half_as_many():
+def test_patience_depends_on_epoch_steps_and_is_the_shortest_cooling():
     levelling, early = TrainingSection(), TrainingSection(early_stopping=True)
     assert [get_patience(levelling, steps) for steps in (1, 10, 1000)] == [600, 60, 5]
     assert [get_patience(early, steps) for steps in (1, 10, 1000)] == [400, 40, 16]
@@ -65,7 +65,7 @@ def frequent_checkpoints(monkeypatch):
 
 @pytest.fixture(scope="module")
 def splits(fits):
-    """Two classes of the plane that overlap."""
+    """Two overlapping classes in the plane."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 2, 480)
     x = (y[:, None] + rng.normal(size=(480, 2))).astype(np.float32)
@@ -73,15 +73,15 @@ def splits(fits):
     return Splits(Rows(x[320:], y[320:]), *parts)
 
 
-def begin(folder, splits, **training):
+def create_run(folder, splits, **training):
     folder.mkdir(exist_ok=True)
     content = {"epochs": None, "batch_rows": 40, **training}
     recipe = recipe_with(method="mle", network={"hidden": [4]}, training=content)
     return Run(recipe, splits, (2,), 2, folder, torch.device("cpu"))
 
 
-def test_a_fit_ends_when_it_has_levelled_off_and_rates_decay_to_its_end(splits, tmp_path):
-    run = begin(tmp_path / "a", splits, patience=8, max_epochs=300)
+def test_fit_levels_off_and_then_decays_rates_until_its_end(splits, tmp_path):
+    run = create_run(tmp_path / "a", splits, patience=8, max_epochs=300)
     rates = []
     step = run._step
     run._step = lambda index: (step(index), rates.append(run.optimizer.param_groups[0]["lr"]))
@@ -96,39 +96,37 @@ def test_a_fit_ends_when_it_has_levelled_off_and_rates_decay_to_its_end(splits, 
     assert rates[-1] == pytest.approx(1e-4, rel=0.1)
 
 
-def test_a_fit_that_has_no_more_time_says_what_still_moved(splits, tmp_path):
-    run = begin(tmp_path / "a", splits, patience=20, max_epochs=30, learning_rate=1e-4)
+def test_fit_reports_epoch_limit_or_configured_epochs(splits, tmp_path):
+    run = create_run(tmp_path / "a", splits, patience=20, max_epochs=30, learning_rate=1e-4)
     run.fit(quiet=True)
     assert len(run.progress.history) == 30
     assert run.stopped().startswith("after 30 epochs, the limit of training.max_epochs: ")
-    output = begin(tmp_path / "b", splits, epochs=2)
-    output.fit(quiet=True)
-    assert output.stopped() == "after 2 epochs, as configured"
+    fixed_run = create_run(tmp_path / "b", splits, epochs=2)
+    fixed_run.fit(quiet=True)
+    assert fixed_run.stopped() == "after 2 epochs, as configured"
 
 
-def test_early_stopping_keeps_the_likeliest_epoch_and_ends_patience_epochs_behind_it(
-    splits, tmp_path
-):
-    small = replace(splits, train=splits.train.take(np.arange(40)))  # soon learned by heart
-    expected = {"early_stopping": True, "patience": 20, "batch_rows": 10, "learning_rate": 0.1}
-    run = begin(tmp_path / "a", small, max_epochs=300, **expected)
+def test_early_stopping_returns_best_epoch_and_ends_after_patience(splits, tmp_path):
+    small = replace(splits, train=splits.train.take(np.arange(40)))  # overfits quickly
+    options = {"early_stopping": True, "patience": 20, "batch_rows": 10, "learning_rate": 0.1}
+    run = create_run(tmp_path / "a", small, max_epochs=300, **options)
     model = run.fit(quiet=True)
-    observed = [epoch["stopping_log_likelihood"] for epoch in run.progress.history]
-    best = int(np.argmax(observed)) + 1
+    scores = [epoch["stopping_log_likelihood"] for epoch in run.progress.history]
+    best = int(np.argmax(scores)) + 1
     assert run.progress.best_epoch == best
-    assert len(observed) == best + 20 < 300
-    _, log_likelihood, _, *wrong, _ = run._validate().unbind(1)
-    assert add_wrong_row(log_likelihood, *wrong).item() == pytest.approx(max(observed), rel=1e-6)
-    output = run.progress.history[best - 1]["validation_log_likelihood"]
-    assert run.validation_log_likelihood() == output
+    assert len(scores) == best + 20 < 300
+    _, log_likelihood, _, *errors, _ = run._validate().unbind(1)
+    assert add_wrong_row(log_likelihood, *errors).item() == pytest.approx(max(scores), rel=1e-6)
+    expected = run.progress.history[best - 1]["validation_log_likelihood"]
+    assert run.validation_log_likelihood() == expected
     assert {group["lr"] for group in run.optimizer.param_groups} == {0.1}
-    message = f"after {len(observed)} epochs: the held-out likelihood was best after {best}"
+    message = f"after {len(scores)} epochs: the held-out likelihood was best after {best}"
     assert run.stopped() == message
     assert model is run.model
-    short = begin(tmp_path / "b", small, max_epochs=best + 5, **expected)
-    short.fit(quiet=True)
-    largest = f"after {best + 5} epochs, the limit of training.max_epochs: "
-    assert short.stopped() == f"{largest}the held-out likelihood was best after {best}"
+    limited_run = create_run(tmp_path / "b", small, max_epochs=best + 5, **options)
+    limited_run.fit(quiet=True)
+    reason = f"after {best + 5} epochs, the limit of training.max_epochs: "
+    assert limited_run.stopped() == f"{reason}the held-out likelihood was best after {best}"
 
 
 @pytest.mark.parametrize(
@@ -139,6 +137,6 @@ def test_early_stopping_keeps_the_likeliest_epoch_and_ends_patience_epochs_behin
         ("after 9 epochs, the limit of training.max_epochs: loss", "raise the limit"),
     ],
 )
-def test_the_log_advises_whether_to_train_longer(reason, advice):
+def test_advice_depends_on_the_reason_for_stopping(reason, advice):
     assert advice in advise(reason)
     assert bool(advise(reason)) == bool(advice)

@@ -30,7 +30,7 @@ def ensemble(task, **changes):
     return build(recipe, (3,), 2 if task == "classification" else 0).eval()
 
 
-def test_the_predictive_is_a_mixture_of_networks_and_the_linear_model():
+def test_predictive_mixes_networks_and_linear_model():
     x = rng.normal(size=(40, 3)).astype(np.float32)
     y = (x[:, 0] > 0).astype(np.int64)
     model = ensemble("classification")
@@ -47,36 +47,36 @@ def test_the_predictive_is_a_mixture_of_networks_and_the_linear_model():
         np.testing.assert_allclose(draw.exp(), expected, atol=0.01)
 
 
-def test_a_saved_model_has_as_many_draws_of_the_linear_model():
+def test_saved_model_keeps_its_number_of_linear_draws():
     model = ensemble("regression")
     model.posterior.linear_draws = 5
-    other = ensemble("regression")
-    other.load_state_dict(load_tensors(save(model.state_dict())))
-    assert other.posterior.max_draws == MEMBERS + 5
-    assert torch.equal(other.posterior.order, model.posterior.order)
+    loaded_model = ensemble("regression")
+    loaded_model.load_state_dict(load_tensors(save(model.state_dict())))
+    assert loaded_model.posterior.max_draws == MEMBERS + 5
+    assert torch.equal(loaded_model.posterior.order, model.posterior.order)
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
-def test_an_exported_mixture_predicts_each_row_alone(task):
+def test_exported_mixture_matches_torch_and_predicts_rows_independently(task):
     x = rng.normal(size=(33, 3)).astype(np.float32)
     y = (x[:, 0] > 0).astype(np.int64 if task == "classification" else np.float32)
     model = ensemble(task, likelihood={"noise": "heteroscedastic"} if task == "regression" else {})
     fit_linear(model, Rows(x, y))
     model.posterior.linear_draws = MEMBERS
-    served = served_network(model, torch.from_numpy(x), 0, names=())
-    runtime = load_runtime(model, export(model, served))
+    network = served_network(model, torch.from_numpy(x), 0, names=())
+    runtime = load_runtime(model, export(model, network))
     draws = runtime.draw_set(0, 2 * MEMBERS)
     outputs, _ = runtime.run_set(x, draws)
     eps = noise(model.posterior, 2 * MEMBERS, 0)
     expected = model.predict(torch.from_numpy(x), eps).numpy()
     np.testing.assert_allclose(outputs, expected, atol=1e-5)
     for n in (0, 17):
-        alone, _ = runtime.run_set(x[n : n + 1], draws)
-        np.testing.assert_array_equal(alone[:, 0], outputs[:, n])
+        row_outputs, _ = runtime.run_set(x[n : n + 1], draws)
+        np.testing.assert_array_equal(row_outputs[:, 0], outputs[:, n])
 
 
 @pytest.mark.parametrize("rows", [2, 8, 400])
-def test_the_share_of_the_linear_model_is_its_posterior_mean(rows):
+def test_linear_share_is_its_posterior_mean(rows):
     x = rng.normal(size=(rows, 3)).astype(np.float32)
     y = np.arange(rows) % 2
     model = ensemble("classification")
@@ -96,7 +96,7 @@ def test_the_share_of_the_linear_model_is_its_posterior_mean(rows):
     assert expected > 0.4 if rows == 2 else expected < 0.01 if rows == 400 else True
 
 
-def test_ridge_has_the_variance_of_leave_one_out_residuals():
+def test_ridge_variance_matches_leave_one_out_residuals():
     x = rng.normal(size=(30, 4))
     y = x @ [1.0, -2.0, 0.0, 0.5] + rng.normal(size=30)
 
@@ -126,7 +126,7 @@ def test_logistic_regression_supports_absent_classes_and_class_weights():
     assert (scores[:, 1] < -5).all()
 
 
-def test_a_linear_model_limits_the_errors_of_a_fit_to_noise(tmp_path, fits):
+def test_linear_model_limits_overfitting_to_noise(tmp_path, fits):
     x = np.random.default_rng(0).normal(size=(100, 30))
     lines = [",".join([*(f"{v:.3f}" for v in row), "ab"[i % 2]]) for i, row in enumerate(x)]
     header = ",".join([*(f"x{i}" for i in range(30)), "y"])
@@ -145,8 +145,8 @@ def test_a_linear_model_limits_the_errors_of_a_fit_to_noise(tmp_path, fits):
         serving={"temperature": False},
     )
     data = load(recipe, tmp_path)
-    fitted = fit(recipe, data, device="cpu", runs=tmp_path, quiet=True)
-    mixture = fitted.log_likelihood(data.test).mean()
-    fitted.model.posterior.linear_draws = 0
-    networks = fitted.log_likelihood(data.test).mean()
+    result = fit(recipe, data, device="cpu", runs=tmp_path, quiet=True)
+    mixture = result.log_likelihood(data.test).mean()
+    result.model.posterior.linear_draws = 0
+    networks = result.log_likelihood(data.test).mean()
     assert networks < -1.1 < -0.95 < mixture

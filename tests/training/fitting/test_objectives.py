@@ -11,7 +11,7 @@ def log_likelihoods():
 
 
 @pytest.mark.parametrize("kl_weight", [0.0, 0.01, 1.0])
-def test_at_alpha_0_the_loss_is_the_negative_evidence_lower_bound(kl_weight):
+def test_loss_is_negative_elbo_at_alpha_0(kl_weight):
     log_likelihood, kl = log_likelihoods(), torch.tensor([7.0, 1.0, 4.0], dtype=torch.float64)
     loss, nll = alpha_objective(log_likelihood, kl, kl_weight)
     expected = -sum(log_likelihood[k, n].item() for k in range(3) for n in range(4)) / 12
@@ -20,7 +20,7 @@ def test_at_alpha_0_the_loss_is_the_negative_evidence_lower_bound(kl_weight):
 
 
 @pytest.mark.parametrize("alpha", [-1.0, 0.5, 1.0, 2.0])
-def test_the_likelihood_term_is_its_equation(alpha):
+def test_likelihood_term_matches_its_equation(alpha):
     log_likelihood = log_likelihoods()
     expected = 0.0
     for n in range(4):
@@ -31,7 +31,7 @@ def test_the_likelihood_term_is_its_equation(alpha):
     )
 
 
-def test_alpha_0_is_the_limit_and_one_draw_is_the_same_for_every_alpha():
+def test_alpha_0_is_the_limit_and_alpha_does_not_affect_one_draw():
     log_likelihood, kl = log_likelihoods(), torch.zeros(3)
     limit = alpha_objective(log_likelihood, kl, 1.0)[0].item()
     # The second term of the expansion is -alpha var_k / 2.
@@ -45,7 +45,7 @@ def test_alpha_0_is_the_limit_and_one_draw_is_the_same_for_every_alpha():
     assert losses == pytest.approx([losses[0]] * 3)
 
 
-def test_a_likelihood_far_below_the_smallest_number_stays_finite():
+def test_loss_stays_finite_if_likelihood_underflows():
     assert alpha_objective(torch.full((3, 2), -1e4), torch.zeros(3), 1.0, 0.5)[
         0
     ].item() == pytest.approx(1e4)

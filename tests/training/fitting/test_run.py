@@ -37,28 +37,28 @@ sys.exit(main())
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory, fits):
+def uninterrupted_folder(tmp_path_factory, fits):
     folder = tmp_path_factory.mktemp("uninterrupted")
     with pytest.MonkeyPatch.context() as changes:
         changes.setattr("training.fitting.run.plot_run", plot_run)
-        assert fit_here(folder, changes) == 0
+        assert run_fit(folder, changes) == 0
     return folder
 
 
 @pytest.mark.slow
-def test_a_run_killed_again_and_again_ends_with_the_same_weights(uninterrupted, tmp_path):
+def test_repeatedly_killed_run_ends_with_the_same_weights(uninterrupted_folder, tmp_path):
     for _ in range(2):
-        kill_after_a_checkpoint(tmp_path)
-    with fitting(tmp_path) as process:
+        kill_after_checkpoint(tmp_path)
+    with fit_process(tmp_path) as process:
         _, messages = process.communicate(timeout=240)
     assert process.returncode == 0, messages
     assert "resuming from step" in messages
-    assert published_weights(tmp_path) == published_weights(uninterrupted)
-    assert get_metrics(tmp_path) == get_metrics(uninterrupted)
+    assert get_published_weights(tmp_path) == get_published_weights(uninterrupted_folder)
+    assert get_metrics(tmp_path) == get_metrics(uninterrupted_folder)
 
 
-def test_metrics_have_a_line_for_each_epoch_and_the_loss_goes_down(uninterrupted):
-    metrics = get_metrics(uninterrupted)
+def test_metrics_have_one_line_per_epoch_and_loss_decreases(uninterrupted_folder):
+    metrics = get_metrics(uninterrupted_folder)
     assert [line["epoch"] for line in metrics] == [1, 2, 3, 4]
     assert metrics[-1]["loss"] < metrics[0]["loss"]
     for line in metrics:
@@ -66,8 +66,8 @@ def test_metrics_have_a_line_for_each_epoch_and_the_loss_goes_down(uninterrupted
         assert 0 <= line["validation_accuracy"] <= 1
 
 
-def test_the_plot_is_a_png(uninterrupted):
-    (path,) = uninterrupted.glob("runs/*/progress.png")
+def test_plot_is_a_png(uninterrupted_folder):
+    (path,) = uninterrupted_folder.glob("runs/*/progress.png")
     content = path.read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = struct.unpack(">II", content[16:24])
@@ -75,18 +75,16 @@ def test_the_plot_is_a_png(uninterrupted):
     assert height > 100
 
 
-def test_a_finished_run_leaves_no_checkpoint_and_no_draft(uninterrupted):
-    (folder,) = uninterrupted.glob("runs/*")
+def test_finished_run_leaves_no_checkpoint_or_draft(uninterrupted_folder):
+    (folder,) = uninterrupted_folder.glob("runs/*")
     assert {path.name for path in folder.iterdir()} == {".lock", "metrics.jsonl", "progress.png"}
 
 
 @pytest.mark.usefixtures("fits")
-def test_two_fits_of_one_run_at_once_are_refused_and_interrupting_is_exit_code_130(
-    tmp_path, monkeypatch, capsys
-):
-    with fitting(tmp_path, epochs=100_000) as first:
+def test_concurrent_fit_is_rejected_and_interrupt_exits_with_130(tmp_path, monkeypatch, capsys):
+    with fit_process(tmp_path, epochs=100_000) as first:
         wait_until(lambda: first.poll() is not None or get_checkpoint(tmp_path) is not None)
-        assert fit_here(tmp_path, monkeypatch, epochs=100_000) == 2
+        assert run_fit(tmp_path, monkeypatch, epochs=100_000) == 2
         *_, line = capsys.readouterr().err.splitlines()
         assert line.startswith("error: run: expected a run that no other process is working on")
         first.send_signal(signal.SIGINT)
@@ -96,7 +94,7 @@ def test_two_fits_of_one_run_at_once_are_refused_and_interrupting_is_exit_code_1
     assert "Traceback" not in errors
 
 
-# The same within one process
+# Runs within this process
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +104,7 @@ def frequent_checkpoints(monkeypatch):
 
 @pytest.fixture(scope="module")
 def splits(fits):
-    """Three classes around three points of the plane."""
+    """Three clusters in the plane."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 240)
     x = (np.array([[0, 0], [4, 0], [0, 4]])[y] + rng.normal(size=(240, 2))).astype(np.float32)
@@ -114,20 +112,18 @@ def splits(fits):
     return Splits(Rows(x[160:], y[160:]), *parts)
 
 
-def begin(folder, splits, seed=0, epochs=3):
+def create_run(folder, splits, seed=0, epochs=3):
     folder.mkdir(exist_ok=True)
-    recipe = load(recipe_in(folder, epochs, seed))
+    recipe = load(make_recipe(folder, epochs, seed))
     return Run(recipe, splits, splits.train.x.shape[1:], 3, folder, torch.device("cpu"))
 
 
 def test_every_checkpoint_leads_to_the_same_weights(splits, tmp_path):
-    run = begin(tmp_path / "whole", splits)
+    run = create_run(tmp_path / "whole", splits)
     snapshots = []
     thread = threading.Thread(target=run.fit, kwargs={"quiet": True})
     thread.start()
-    while (
-        thread.is_alive()
-    ):  # a checkpoint is replaced at once, so a reader next to the run never sees half of one
+    while thread.is_alive():  # checkpoints are replaced atomically
         if run.checkpoint.exists():
             content = run.checkpoint.read_bytes()
             if not snapshots or content != snapshots[-1]:
@@ -140,21 +136,21 @@ def test_every_checkpoint_leads_to_the_same_weights(splits, tmp_path):
         folder = tmp_path / f"from-{i}"
         folder.mkdir()
         (folder / "checkpoint.safetensors").write_bytes(snapshots[i])
-        resumed = begin(folder, splits)
+        resumed = create_run(folder, splits)
         assert resumed.resumed
         steps.append(resumed.progress.step)
         state = resumed.fit(quiet=True).state_dict()
         assert state.keys() == expected.keys()
         for name, tensor in state.items():
             assert torch.equal(tensor, expected[name]), (name, steps)
-        assert timeless(resumed.progress.history) == timeless(run.progress.history)
+        assert drop_seconds(resumed.progress.history) == drop_seconds(run.progress.history)
         assert resumed.progress.best_epoch == run.progress.best_epoch
     assert any(step % run.epoch_steps for step in steps)
 
 
-def test_weights_are_a_function_of_the_seed(splits, tmp_path):
+def test_weights_depend_on_the_seed(splits, tmp_path):
     states = [
-        begin(tmp_path / f"{i}", splits, seed, epochs=1).fit(quiet=True).state_dict()
+        create_run(tmp_path / f"{i}", splits, seed, epochs=1).fit(quiet=True).state_dict()
         for i, seed in enumerate([5, 5, 6])
     ]
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
@@ -162,8 +158,8 @@ def test_weights_are_a_function_of_the_seed(splits, tmp_path):
     assert not torch.equal(states[0][name], states[2][name])
 
 
-def test_the_model_of_the_best_epoch_is_returned(splits, tmp_path):
-    run = begin(tmp_path / "run", splits)
+def test_fit_returns_model_of_best_epoch(splits, tmp_path):
+    run = create_run(tmp_path / "run", splits)
     state = run.fit(quiet=True).state_dict()
     assert 1 <= run.progress.best_epoch <= 3
     for name, tensor in state.items():
@@ -171,8 +167,8 @@ def test_the_model_of_the_best_epoch_is_returned(splits, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "other format", "other model", "without state"])
-def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(splits, tmp_path, damage):
-    run = begin(tmp_path / "run", splits, epochs=1)
+def test_unusable_checkpoint_is_rejected(splits, tmp_path, damage):
+    run = create_run(tmp_path / "run", splits, epochs=1)
     run.fit(quiet=True)
     content = run.checkpoint.read_bytes()
     state = read_checkpoint(run.checkpoint, torch.device("cpu"))
@@ -188,16 +184,16 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(splits, tmp_path, d
     else:
         del state["sums"]
         write_checkpoint(run.checkpoint, state)
-    with pytest.raises(InvalidInput, match=r"delete it to start the fit again") as refused:
-        begin(tmp_path / "run", splits, epochs=1)
-    assert refused.value.field == str(run.checkpoint)
+    with pytest.raises(InvalidInput, match=r"delete it to start the fit again") as error:
+        create_run(tmp_path / "run", splits, epochs=1)
+    assert error.value.field == str(run.checkpoint)
 
 
-# Refusals of the command
+# Errors of the command
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (["--data", "nonsense"], "error: data.source: expected `digits`, `idx:DIR`, `images:PATH`"),
         (["--data", "idx:absent"], "error: data.source: expected a folder of IDX files"),
@@ -205,51 +201,53 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(splits, tmp_path, d
         (["--seed", "-1"], "error: command line: seed: "),
     ],
 )
-def test_a_wrong_option_is_exit_code_2_and_one_line(tmp_path, monkeypatch, capsys, options, says):
-    assert refusal(tmp_path, monkeypatch, capsys, recipe_in(tmp_path), *options).startswith(says)
+def test_invalid_option_exits_with_2_and_one_line(tmp_path, monkeypatch, capsys, options, message):
+    assert get_error(tmp_path, monkeypatch, capsys, make_recipe(tmp_path), *options).startswith(
+        message
+    )
 
 
-def test_a_wrong_recipe_is_exit_code_2_and_one_line(tmp_path, monkeypatch, capsys):
-    recipe = recipe_in(tmp_path)
+def test_invalid_recipe_exits_with_2_and_one_line(tmp_path, monkeypatch, capsys):
+    recipe = make_recipe(tmp_path)
     recipe.write_text(recipe.read_text().replace("epochs = 4", "epochs = 0"))
-    line = refusal(tmp_path, monkeypatch, capsys, recipe)
+    line = get_error(tmp_path, monkeypatch, capsys, recipe)
     assert (
         line
         == f"error: {recipe}: training.epochs: expected 1 or more for method bhn-realnvp, got 0"
     )
-    assert "absent.toml: expected a readable recipe" in refusal(
+    assert "absent.toml: expected a readable recipe" in get_error(
         tmp_path, monkeypatch, capsys, tmp_path / "absent.toml"
     )
 
 
-def test_a_task_or_target_that_cannot_be_is_exit_code_2_and_one_line(tmp_path, monkeypatch, capsys):
-    recipe = recipe_in(tmp_path)
-    line = refusal(tmp_path, monkeypatch, capsys, recipe, "--target", "a")
+def test_invalid_target_or_weight_exits_with_2_and_one_line(tmp_path, monkeypatch, capsys):
+    recipe = make_recipe(tmp_path)
+    line = get_error(tmp_path, monkeypatch, capsys, recipe, "--target", "a")
     assert line.startswith(
         "error: data.target: expected no value, because `digits` has no named columns"
     )
     recipe.write_text(recipe.read_text().replace("[data]", '[data]\nweight = "a"'))
-    assert refusal(tmp_path, monkeypatch, capsys, recipe).startswith(
+    assert get_error(tmp_path, monkeypatch, capsys, recipe).startswith(
         "error: data.weight: expected no value, because `digits` has no named columns"
     )
     recipe.write_text(recipe.read_text().replace('weight = "a"', ""))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.csv").write_text("a,b\n" + "1,2\n3,4\n" * 300)
-    line = refusal(tmp_path, monkeypatch, capsys, recipe, "--data", "csv:a.csv", "--target", "c")
+    line = get_error(tmp_path, monkeypatch, capsys, recipe, "--data", "csv:a.csv", "--target", "c")
     assert line.startswith("error: data.target: expected one of the columns ['a', 'b'], got 'c'")
     recipe.write_text('task = "regression"\n' + recipe.read_text())
     (tmp_path / "data" / "a.csv").write_text("a,b\n" + "1,2\n3,2\n" * 400)
-    line = refusal(tmp_path, monkeypatch, capsys, recipe, "--data", "csv:a.csv", "--target", "b")
+    line = get_error(tmp_path, monkeypatch, capsys, recipe, "--data", "csv:a.csv", "--target", "b")
     assert line.startswith("error: data.target: expected different training targets, got only 2.0")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_cuda_where_there_is_none_is_exit_code_2_and_one_line(tmp_path, monkeypatch, capsys):
-    line = refusal(tmp_path, monkeypatch, capsys, recipe_in(tmp_path), "--device", "cuda")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")
+def test_cuda_without_gpu_exits_with_2_and_one_line(tmp_path, monkeypatch, capsys):
+    line = get_error(tmp_path, monkeypatch, capsys, make_recipe(tmp_path), "--device", "cuda")
     assert line.startswith("error: --device: ")
 
 
-def refusal(folder, monkeypatch, capsys, recipe, *options):
+def get_error(folder, monkeypatch, capsys, recipe, *options):
     set_folders(folder, monkeypatch)
     assert main(["fit", str(recipe), "--quiet", *options]) == 2
     assert not (folder / "models").exists()
@@ -260,7 +258,7 @@ def refusal(folder, monkeypatch, capsys, recipe, *options):
 # Helpers
 
 
-def recipe_in(folder, epochs=4, seed=1):
+def make_recipe(folder, epochs=4, seed=1):
     posterior = {"couplings": 2, "hidden": 8, "initial_log_std": -4.0}
     schedule = {"epochs": epochs, "batch_rows": 16}
     serving = {"draws": 2, "combined": ["residual"]}
@@ -272,14 +270,14 @@ def set_folders(folder, monkeypatch):
         monkeypatch.setenv(f"DUBITO_{name}", str(folder / path))
 
 
-def fit_here(folder, monkeypatch, *options, epochs=4):
+def run_fit(folder, monkeypatch, *options, epochs=4):
     set_folders(folder, monkeypatch)
-    recipe = str(recipe_in(folder, epochs))
+    recipe = str(make_recipe(folder, epochs))
     return main(["fit", recipe, "--quiet", "--device", "cpu", *options])
 
 
 @contextmanager
-def fitting(folder, epochs=4):
+def fit_process(folder, epochs=4):
     environment = environment_with(
         DUBITO_STORE=str(folder / "models"), DUBITO_RUNS=str(folder / "runs"), OMP_NUM_THREADS="1"
     )
@@ -288,7 +286,7 @@ def fitting(folder, epochs=4):
         "-c",
         FIT,
         "fit",
-        str(recipe_in(folder, epochs)),
+        str(make_recipe(folder, epochs)),
         "--quiet",
         "--device",
         "cpu",
@@ -307,10 +305,10 @@ def fitting(folder, epochs=4):
             stream.close()
 
 
-def kill_after_a_checkpoint(folder):
-    """Kill `fit` at a random moment after it has got further than its folder has."""
+def kill_after_checkpoint(folder):
+    """Kill `fit` at a random moment after a new checkpoint."""
     before = get_checkpoint(folder)
-    with fitting(folder) as process:
+    with fit_process(folder) as process:
         wait_until(
             lambda: process.poll() is not None or get_checkpoint(folder) not in {None, before}
         )
@@ -319,13 +317,13 @@ def kill_after_a_checkpoint(folder):
 
 
 def get_checkpoint(folder):
-    """The bytes of the run's checkpoint, None where there is none."""
+    """Return the bytes of the run's checkpoint, or None."""
     for path in folder.glob("runs/*/checkpoint.safetensors"):
         return path.read_bytes()
     return None
 
 
-def published_weights(folder):
+def get_published_weights(folder):
     weights = load_file(folder / "models" / "small" / "1" / "weights.safetensors")
     return {
         name: (array.shape, str(array.dtype), array.tobytes()) for name, array in weights.items()
@@ -334,22 +332,22 @@ def published_weights(folder):
 
 def get_metrics(folder):
     (path,) = folder.glob("runs/*/metrics.jsonl")
-    return timeless([json.loads(line) for line in path.read_text().splitlines()])
+    return drop_seconds([json.loads(line) for line in path.read_text().splitlines()])
 
 
-def timeless(history):
-    """Metrics without the wall clock."""
+def drop_seconds(history):
+    """Remove wall-clock times from metrics."""
     return [
         {key: value for key, value in metrics.items() if key != "seconds"} for metrics in history
     ]
 
 
-def test_an_epoch_contains_rows_in_proportion_to_their_weights():
+def test_epoch_contains_rows_in_proportion_to_weights():
     weights = np.array([0.0, 0.5, 1.0, 2.5, 4.0])
     epochs = [_order(5, 0, epoch, weights=weights) for epoch in range(4_000)]
     counts = torch.stack([torch.bincount(epoch, minlength=5) for epoch in epochs]).double()
     expected = torch.from_numpy(weights / weights.mean())
     assert ((counts - expected).abs() < 1.0).all()  # a systematic sample rounds up or down
     torch.testing.assert_close(counts.mean(0), expected, rtol=0, atol=0.03)
-    firsts = torch.bincount(torch.stack(epochs)[:, 0], minlength=5) / len(epochs)
-    torch.testing.assert_close(firsts.double(), expected / 5, rtol=0, atol=0.03)
+    first_rows = torch.bincount(torch.stack(epochs)[:, 0], minlength=5) / len(epochs)
+    torch.testing.assert_close(first_rows.double(), expected / 5, rtol=0, atol=0.03)

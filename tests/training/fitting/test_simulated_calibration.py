@@ -13,7 +13,7 @@ from training.recipe import Recipe
 
 METHODS = {
     "bbb-gaussian": {},
-    "bbb-mixture": {"std_1": 1.0, "std_2": 1.0},  # of equal parts: the prior N(0, 1)
+    "bbb-mixture": {"std_1": 1.0, "std_2": 1.0},  # equal parts, so the prior is N(0, 1)
     "mvn": {},
     "bhn-weights": {"couplings": 0},
 }
@@ -61,13 +61,11 @@ def recipe(method, task, seed):
     )
 
 
-def ranks(method, task, seed, folder):
-    """Ranks of w and b, 0 to DRAWS, among draws of the posterior that a fit finds."""
+def rank_parameters(method, task, seed, folder):
+    """Fit simulated data and rank the true w and b, from 0 to DRAWS, among posterior draws."""
     rng = np.random.default_rng((seed, 7))
     x = rng.normal(size=(ROWS, INPUTS))
-    x = np.linalg.qr(x - x.mean(0))[0] * np.sqrt(
-        ROWS
-    )  # standardised, and orthogonal to each other and to 1
+    x = np.linalg.qr(x - x.mean(0))[0] * np.sqrt(ROWS)  # standardised and orthogonal columns
     theta = rng.normal(size=INPUTS + 1)
     mean = x @ theta[:INPUTS] + theta[INPUTS]
     if task == "regression":
@@ -75,8 +73,8 @@ def ranks(method, task, seed, folder):
     else:
         y = (rng.uniform(size=ROWS) < 1 / (1 + np.exp(-mean))).astype(np.int64)
     rows = Rows(x.astype(np.float32), y)
-    small = [rows.take(np.arange(8)) for _ in range(4)]
-    splits = Splits(rows, *small)
+    small_splits = [rows.take(np.arange(8)) for _ in range(4)]
+    splits = Splits(rows, *small_splits)
     classes = 2 if task == "classification" else 0
     folder.mkdir()
     run = Run(recipe(method, task, seed), splits, (INPUTS,), classes, folder, torch.device("cpu"))
@@ -91,20 +89,18 @@ def ranks(method, task, seed, folder):
         DRAWS, model.posterior.noise_dimension, generator=torch.Generator().manual_seed(seed)
     )
     with torch.no_grad():
-        actual = model.posterior(eps)[:, : INPUTS + 1].numpy()
-    return (actual < theta).sum(0)
+        draws = model.posterior(eps)[:, : INPUTS + 1].numpy()
+    return (draws < theta).sum(0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["regression", "classification"])
 @pytest.mark.parametrize("method", METHODS)
-def test_parameters_rank_uniformly_among_draws_of_their_posteriors(
-    method, task, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(fitting, "check_exports", lambda *_: None)  # takes longer than the fit
-    observed = np.concatenate(
-        [ranks(method, task, seed, tmp_path / str(seed)) for seed in range(SIMULATIONS)]
+def test_true_parameters_rank_uniformly_among_posterior_draws(method, task, tmp_path, monkeypatch):
+    monkeypatch.setattr(fitting, "check_exports", lambda *_: None)  # slower than the fit
+    ranks = np.concatenate(
+        [rank_parameters(method, task, seed, tmp_path / str(seed)) for seed in range(SIMULATIONS)]
     )
-    counts = np.histogram(observed, bins=BINS, range=(0, DRAWS + 1))[0]
+    counts = np.histogram(ranks, bins=BINS, range=(0, DRAWS + 1))[0]
     print(method, task, counts)
     assert chisquare(counts).pvalue > 0.001, counts

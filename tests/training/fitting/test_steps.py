@@ -9,42 +9,40 @@ from training.bayes.posterior import noise
 from training.fitting.steps import FLUSH_STEPS, KLSchedule, Steps, adam, flush_moments
 from training.model import build
 
-STEPS = 1500  # .9 to that power is denormal from about the 830th on
+STEPS = 1500  # .9**n is denormal from about n = 830
 
 
-def fitted(fades_over: int) -> tuple[torch.Tensor, torch.Tensor]:
+def fit_weights(flush_steps: int) -> tuple[torch.Tensor, torch.Tensor]:
     weights = nn.Parameter(torch.linspace(-1.0, 1.0, 9))
     optimizer = torch.optim.Adam([weights], lr=1e-2, fused=True)
     for step in range(STEPS):
-        on = torch.ones(9) if step < 3 else torch.eye(9)[-1]
-        weights.grad = on
+        gradient = torch.ones(9) if step < 3 else torch.eye(9)[-1]
+        weights.grad = gradient
         optimizer.step()
-        if step % fades_over == 0:
+        if step % flush_steps == 0:
             flush_moments(optimizer)
     return weights.detach(), optimizer.state[weights]["exp_avg"]
 
 
-def test_faded_means_are_dropped() -> None:
-    """None is denormal in the end, and the parameters are to the last bit what they would have
-    been."""
-    retained, faded = fitted(10 * STEPS)
-    dropped, means = fitted(FLUSH_STEPS)
+def test_flushing_moments_removes_denormals_and_does_not_affect_the_fit() -> None:
+    expected, unflushed_means = fit_weights(10 * STEPS)
+    weights, means = fit_weights(FLUSH_STEPS)
     tiny = torch.finfo(torch.float32).tiny
-    assert ((faded != 0) & (faded.abs() < tiny)).any()
+    assert ((unflushed_means != 0) & (unflushed_means.abs() < tiny)).any()
     assert not ((means != 0) & (means.abs() < tiny)).any()
     assert means[-1] != 0
-    assert torch.equal(retained, dropped)
+    assert torch.equal(expected, weights)
 
 
 def first_step(model, settings, x):
-    """The predictions of the first step for each draw and row."""
+    """Return the predictions of the first step for each draw and row."""
     steps = Steps(model, settings, (5,), adam(model, settings), len(x))
     x, eps = steps.inputs(x, 0)
     return model.sample(x, eps, steps.groups(len(x)))[0]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_draws_of_a_step_are_pairs_around_the_posteriors_mean_and_those_of_serving_are_not(method):
+def test_training_draws_are_antithetic_and_serving_draws_are_not(method):
     settings = recipe(method, -1.0, **METHODS[method])
     model = build(settings, (5,), 0)
     x = torch.randn(16, 5)
@@ -58,15 +56,15 @@ def test_draws_of_a_step_are_pairs_around_the_posteriors_mean_and_those_of_servi
     assert not torch.allclose(first, -second)
 
 
-def test_groups_of_rows_have_masks_of_their_own_and_each_row_as_many_as_before():
+def test_row_groups_have_different_masks_and_rows_keep_their_sample_count():
     settings = recipe_with(method="dropout-alpha", network={"hidden": [8]}, posterior={})
     model = build(settings, (5,), 3)
     result = first_step(model, settings, torch.ones(16, 5))
     assert result.shape == (10, 16, 3)
     by_group = result.unflatten(1, (8, 2))
     torch.testing.assert_close(by_group[:, :, 0], by_group[:, :, 1])
-    different = by_group[:, :, 0].flatten(0, 1).round(decimals=4).unique(dim=0)
-    assert len(different) > settings.samples  # of 80 masks of 8 units
+    distinct_outputs = by_group[:, :, 0].flatten(0, 1).round(decimals=4).unique(dim=0)
+    assert len(distinct_outputs) > settings.samples  # among 80 masks of 8 units
 
 
 @pytest.mark.parametrize(
@@ -78,7 +76,7 @@ def test_groups_of_rows_have_masks_of_their_own_and_each_row_as_many_as_before()
         ("bhn-realnvp", "regression", 25, 0.0),
     ],
 )
-def test_the_kls_weight_rises_over_the_first_steps_of_a_regression_with_a_posterior_over_weights(
+def test_kl_weight_ramps_up_only_for_regression_with_weight_posterior(
     method, task, epoch_steps, epochs
 ):
     settings = recipe_with(method=method, task=task, posterior={}, training={"epochs": 1000})
@@ -90,12 +88,10 @@ def test_the_kls_weight_rises_over_the_first_steps_of_a_regression_with_a_poster
 
 
 @pytest.mark.parametrize(
-    ("is_continued", "told", "epochs"), [(True, None, 0.0), (False, None, 80.0), (True, 7, 7)]
+    ("is_continued", "ramp", "epochs"), [(True, None, 0.0), (False, None, 80.0), (True, 7, 7)]
 )
-def test_a_posterior_that_goes_on_from_itself_has_no_ramp_unless_it_is_told_one(
-    is_continued, told, epochs
-):
-    training = {"epochs": 1000, "kl_ramp_epochs": told}
+def test_continued_posterior_has_no_kl_ramp_unless_configured(is_continued, ramp, epochs):
+    training = {"epochs": 1000, "kl_ramp_epochs": ramp}
     settings = recipe_with(
         method="bbb-gaussian", task="regression", posterior={}, training=training
     )

@@ -9,7 +9,7 @@ from safetensors.torch import save
 
 from model_store.artifacts.store import ModelStore
 from tests.support.recipes import QUICK, get_recipe, recipe_with, write_recipe
-from tests.support.refusals import refused
+from tests.support.refusals import assert_invalid
 from training.__main__ import main
 from training.bayes.posterior import noise
 from training.data import load
@@ -20,7 +20,7 @@ from training.methods import METHODS, DrawnMethod
 from training.model import build, initialise
 from training.versions import Parent, open_parent
 
-SHAPE, OLD = (6,), 3
+SHAPE, CLASSES = (6,), 3
 SMALL = {
     "bhn-realnvp": {"couplings": 2, "hidden": 8, "initial_log_std": -2.0},
     "bhn-iaf": {"couplings": 2, "hidden": 8, "initial_log_std": -2.0},
@@ -38,7 +38,7 @@ def recipe(method, **posterior):
     )
 
 
-def fitted_like(settings, classes=OLD):
+def build_perturbed(settings, classes=CLASSES):
     generator = torch.Generator().manual_seed(0)
     model = build(settings, SHAPE, classes).eval()
     x = 3 + 2 * torch.randn(30, *SHAPE, generator=generator)
@@ -50,9 +50,9 @@ def fitted_like(settings, classes=OLD):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_with_the_same_classes_all_is_carried_over(method):
-    old, _ = fitted_like(recipe(method))
-    new = build(recipe(method).model_copy(update={"seed": 1}), SHAPE, OLD)
+def test_warm_start_copies_all_weights_except_temperature(method):
+    old, _ = build_perturbed(recipe(method))
+    new = build(recipe(method).model_copy(update={"seed": 1}), SHAPE, CLASSES)
     old.likelihood.temperature.fill_(3.0)
     copy_weights(new, old)
     state = old.state_dict()
@@ -66,7 +66,7 @@ def test_with_the_same_classes_all_is_carried_over(method):
 
 
 def get_data(rows, seed=0, classes=("a", "b", "c")):
-    """Classes around points of a space, split."""
+    """Create data with one cluster per class, and its splits."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, len(classes), rows)
     x = (4 * np.eye(*(len(classes), *SHAPE))[y] + rng.normal(size=(rows, *SHAPE))).astype(
@@ -79,7 +79,7 @@ def get_data(rows, seed=0, classes=("a", "b", "c")):
     return data, Splits(Rows(x[120:], y[120:]), Rows(x[40:80], y[40:80]), test, test, test)
 
 
-def run_in(folder, settings, splits, classes, parent=None):
+def create_run(folder, settings, splits, classes, parent=None):
     folder.mkdir(exist_ok=True)
     return Run(settings, splits, SHAPE, classes, folder, torch.device("cpu"), parent)
 
@@ -91,7 +91,7 @@ def parent(digits_store, tmp_path_factory, fits):
         update={"training": settings.training.model_copy(update={"epochs": 30})}
     )
     data, splits = get_data(300)
-    run = run_in(tmp_path_factory.mktemp("parent"), settings, splits, 3)
+    run = create_run(tmp_path_factory.mktemp("parent"), settings, splits, 3)
     model = run.fit(quiet=True)
     manifest = ModelStore(digits_store).manifest("digits", "1")
     manifest = manifest.model_copy(
@@ -105,22 +105,22 @@ def parent(digits_store, tmp_path_factory, fits):
     )
 
 
-def test_it_starts_where_the_parent_ended_and_better_than_a_cold_start(parent, tmp_path):
+def test_warm_start_begins_at_parent_and_beats_cold_start(parent, tmp_path):
     _, splits = get_data(600, seed=1)
-    warm = run_in(tmp_path / "warm", recipe("bbb-gaussian"), splits, 3, parent)
+    warm = create_run(tmp_path / "warm", recipe("bbb-gaussian"), splits, 3, parent)
     state = parent.model().state_dict()
     assert all(torch.equal(tensor, state[name]) for name, tensor in warm.model.state_dict().items())
-    cold = run_in(tmp_path / "cold", recipe("bbb-gaussian"), splits, 3)
-    before = get_quality(warm)
+    cold = create_run(tmp_path / "cold", recipe("bbb-gaussian"), splits, 3)
+    before = get_accuracy(warm)
     warm.fit(quiet=True), cold.fit(quiet=True)
     first_warm, first_cold = (run.progress.history[0] for run in (warm, cold))
     assert first_warm["validation_log_likelihood"] > first_cold["validation_log_likelihood"]
     assert first_warm["loss"] < first_cold["loss"]
-    assert get_quality(warm) > before - 0.05
+    assert get_accuracy(warm) > before - 0.05
 
 
-def get_quality(run):
-    """Accuracy on its validation rows."""
+def get_accuracy(run):
+    """Compute the accuracy on validation rows."""
     log_probs = run.model.predict(run.validation[0], noise(run.model.posterior, 20, 9))
     probs = log_probs.exp().mean(0)
     return (probs.argmax(1) == run.validation[1]).float().mean().item()
@@ -129,77 +129,78 @@ def get_quality(run):
 # Data
 
 
-def test_columns_are_encoded_as_the_parent_s_were(tmp_path):
-    def table(name, text):
+def test_columns_are_encoded_as_in_the_parent(tmp_path):
+    def write_table(name, text):
         (tmp_path / name).write_text(text)
 
-    table("old.csv", "size,kind,y\n" + "1,red,a\n3,blue,b\n" * 20)
-    table("more.csv", "kind,size,y\n" + "7,9,a\nblue,,b\n" * 20)
+    write_table("old.csv", "size,kind,y\n" + "1,red,a\n3,blue,b\n" * 20)
+    write_table("more.csv", "kind,size,y\n" + "7,9,a\nblue,,b\n" * 20)
     old = load(get_recipe("csv:old.csv", target="y"), tmp_path)
     extra = load(get_recipe("csv:more.csv", target="y"), tmp_path, old.columns)
     assert extra.columns == old.columns
     size, kind = old.columns
     assert kind.categories == ("blue", "red")
-    rows = {
-        tuple(row) for row in extra.train.x.tolist()
-    }  # an unknown category, and a missing number, which gets the usual value
-    new, usual = (float(np.float32((v - size.mean) / size.std)) for v in (9, size.usual))
-    assert rows == {(new, 0, 0, 1), (usual, 1, 0, 0)}
-    table("other.csv", "kind,size,more,y\n" + "red,9,1,a\nblue,2,2,b\n" * 20)
-    refused(
+    # One row has an unknown category, the other a missing number.
+    rows = {tuple(row) for row in extra.train.x.tolist()}
+    unseen, usual = (float(np.float32((v - size.mean) / size.std)) for v in (9, size.usual))
+    assert rows == {(unseen, 0, 0, 1), (usual, 1, 0, 0)}
+    write_table("other.csv", "kind,size,more,y\n" + "red,9,1,a\nblue,2,2,b\n" * 20)
+    assert_invalid(
         lambda: load(get_recipe("csv:other.csv", target="y"), tmp_path, old.columns),
         "a difference in ['more']",
     )
-    table("fewer.csv", "kind,y\n" + "red,a\nblue,b\n" * 20)
-    refused(lambda: load(get_recipe("csv:fewer.csv", target="y"), tmp_path, old.columns), "'size'")
-    refused(
+    write_table("fewer.csv", "kind,y\n" + "red,a\nblue,b\n" * 20)
+    assert_invalid(
+        lambda: load(get_recipe("csv:fewer.csv", target="y"), tmp_path, old.columns), "'size'"
+    )
+    assert_invalid(
         lambda: load(get_recipe("digits"), tmp_path, old.columns),
         "a table with the columns ['size', 'kind']",
     )
 
 
-def test_what_differs_is_named(parent):
+def test_incompatible_recipe_or_data_is_rejected_with_the_difference(parent):
     data, _ = get_data(300)
 
-    def check(settings, of=data):
-        return lambda: check_compatible(settings, of, parent)
+    def check(settings, dataset=data):
+        return lambda: check_compatible(settings, dataset, parent)
 
     check(recipe("bbb-gaussian"))()
     check(recipe("bbb-gaussian", prior_std=3.0, initial_log_std=-3.0))()
-    refused(
+    assert_invalid(
         check(recipe("bbb-mixture")),
         "method: expected bbb-gaussian, as in digits version 1, got bbb-mixture",
     )
-    other = recipe("bbb-gaussian")
-    network = other.network.model_copy(update={"hidden": [9, 8]})
-    refused(
-        check(other.model_copy(update={"network": network})),
+    base = recipe("bbb-gaussian")
+    network = base.network.model_copy(update={"hidden": [9, 8]})
+    assert_invalid(
+        check(base.model_copy(update={"network": network})),
         "network: expected {'hidden': [9, 7]}",
         "[9, 8]",
     )
-    refused(
-        check(other, dataclasses.replace(data, shape=(2, 3))),
+    assert_invalid(
+        check(base, dataclasses.replace(data, shape=(2, 3))),
         "rows of shape: expected (6,), as in",
         "got (2, 3)",
     )
 
 
-def test_omitted_posterior_keys_are_those_of_the_parent(parent):
+def test_omitted_posterior_keys_come_from_the_parent(parent):
     old = recipe("bhn-realnvp", hidden=200)
-    newer = recipe_with(method="bhn-realnvp", posterior={"couplings": 3})
-    assert newer.posterior.hidden == 50
-    completed = dataclasses.replace(parent, recipe=old).complete(newer).posterior
+    new = recipe_with(method="bhn-realnvp", posterior={"couplings": 3})
+    assert new.posterior.hidden == 50
+    completed = dataclasses.replace(parent, recipe=old).complete(new).posterior
     assert (completed.hidden, completed.couplings) == (200, 3)
-    assert parent.complete(newer) == newer  # another method
+    assert parent.complete(new) == new  # another method
 
 
-# Another method at the network of a version of mle
+# Other methods with an mle parent
 
 
 @pytest.fixture(scope="module")
 def mle_parent(parent):
     settings = recipe("mle")
-    model, _ = fitted_like(settings)
+    model, _ = build_perturbed(settings)
     weights = save({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
     return dataclasses.replace(parent, recipe=settings, weights=weights)
 
@@ -208,16 +209,14 @@ def mle_parent(parent):
     "method",
     [m for m in METHODS if issubclass(METHODS[m], DrawnMethod) and m != "gp-layer"],
 )
-def test_other_methods_begin_where_they_compute_what_a_version_of_mle_does(
-    mle_parent, tmp_path, method
-):
+def test_other_methods_start_with_the_outputs_of_an_mle_parent(mle_parent, tmp_path, method):
     _, splits = get_data(300)
     settings = recipe(method)
     if method == "laplace":
         settings = settings.model_copy(
             update={"training": settings.training.model_copy(update={"epochs": None})}
         )
-    run = run_in(tmp_path / "run", settings, splits, 3, mle_parent)
+    run = create_run(tmp_path / "run", settings, splits, 3, mle_parent)
     assert (run.steps == 0) == (method == "laplace")
     x, old = run.train[0], mle_parent.model().eval()
     centre = run.model.posterior.centre()[None, None]
@@ -226,12 +225,12 @@ def test_other_methods_begin_where_they_compute_what_a_version_of_mle_does(
     torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_what_another_method_cannot_take_from_a_version_of_mle_is_named(mle_parent):
+def test_mle_parent_supports_mvn_but_not_ensemble(mle_parent):
     data, _ = get_data(300)
     check_compatible(recipe("mvn"), data, mle_parent)
     network = recipe("mvn").network.model_copy(update={"bayesian": ["2"], "trained": []})
     check_compatible(recipe("mvn").model_copy(update={"network": network}), data, mle_parent)
-    refused(
+    assert_invalid(
         lambda: check_compatible(recipe("ensemble"), data, mle_parent),
         "method: expected mle, as in",
     )
@@ -241,14 +240,14 @@ def test_what_another_method_cannot_take_from_a_version_of_mle_is_named(mle_pare
 
 
 @pytest.mark.usefixtures("fits")
-def test_a_published_network_gets_a_posterior_without_training(tmp_path, monkeypatch, capsys):
+def test_published_network_gets_a_posterior_without_training(tmp_path, monkeypatch, capsys):
     for name in ("STORE", "RUNS", "DATA"):
         monkeypatch.setenv(f"DUBITO_{name}", str(tmp_path / name.lower()))
     assert main(["fit", str(write_recipe(tmp_path, method="mle", name="net")), "--quiet"]) == 0
-    output = write_recipe(tmp_path, method="laplace", name="posterior", training={"epochs": 0})
-    assert main(["fit", str(output), "--quiet"]) == 2
+    laplace = write_recipe(tmp_path, method="laplace", name="posterior", training={"epochs": 0})
+    assert main(["fit", str(laplace), "--quiet"]) == 2
     assert "training.epochs: expected 1 or more, or a trained network" in capsys.readouterr().err
-    assert main(["fit", str(output), "--quiet", "--warm-start", "net"]) == 0
+    assert main(["fit", str(laplace), "--quiet", "--warm-start", "net"]) == 0
     message = capsys.readouterr().err
     assert "stopped before the first epoch: the network was already trained" in message
     assert "laplace, 130 weights: " in message
@@ -263,16 +262,16 @@ def test_a_published_network_gets_a_posterior_without_training(tmp_path, monkeyp
     )
 
 
-def test_the_command_goes_on_from_a_published_version(digits_store, tmp_path, monkeypatch, capsys):
+def test_command_continues_from_a_published_version(digits_store, tmp_path, monkeypatch, capsys):
     models = shutil.copytree(digits_store, tmp_path / "models")
     for name, folder in (("STORE", "models"), ("RUNS", "runs"), ("DATA", "data")):
         monkeypatch.setenv(f"DUBITO_{name}", str(tmp_path / folder))
-    # as far from the data as the parent was: nothing new, and a step that small
+    # The data is the parent's, so small steps suffice.
     schedule = {"epochs": 2, "batch_rows": 64, "learning_rate": 1e-4, "final_learning_rate": 1e-5}
     changes = {**QUICK, "training": schedule, "serving": {"draws": 20}}
-    quick = write_recipe(tmp_path, **changes)
-    fit = ["fit", str(quick), "--quiet", "--device", "cpu", "--warm-start"]
-    assert main([*fit, "digits"]) == 0
+    recipe_path = write_recipe(tmp_path, **changes)
+    command = ["fit", str(recipe_path), "--quiet", "--device", "cpu", "--warm-start"]
+    assert main([*command, "digits"]) == 0
     assert "warm start from digits version 1" in capsys.readouterr().err
     store = ModelStore(models)
     first, second = (store.manifest("digits", version) for version in "12")
@@ -281,16 +280,16 @@ def test_the_command_goes_on_from_a_published_version(digits_store, tmp_path, mo
     (metrics,) = (tmp_path / "runs").glob("*/metrics.jsonl")
     history = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert history[0]["validation_accuracy"] > 0.9
-    # neither store nor runs say anything of a fit that is refused
-    wrong = {
+    # Rejected fits add no version to the store.
+    errors = {
         "absent": "error: model: expected one of digits, got 'absent'",
         "digits:9": "error: version: expected one of 1, 2, latest of model digits, got '9'",
     }
-    for name, says in wrong.items():
-        assert main([*fit, name]) == 2
-        assert capsys.readouterr().err.startswith(says)
+    for name, message in errors.items():
+        assert main([*command, name]) == 2
+        assert capsys.readouterr().err.startswith(message)
     write_recipe(tmp_path, **{**changes, "posterior": {**QUICK["posterior"], "couplings": 4}})
-    assert main([*fit, "digits:1"]) == 2
+    assert main([*command, "digits:1"]) == 2
     error = capsys.readouterr().err
     assert error == "error: posterior.couplings: expected 2, as in digits version 1, got 4\n"
     assert store.versions("digits") == ["1", "2"]

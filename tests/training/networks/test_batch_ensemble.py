@@ -16,14 +16,14 @@ MEMBERS = 3
 @pytest.fixture(scope="module")
 def network():
     torch.manual_seed(0)
-    created = BatchEnsemble(mlp(4, [5, 6], 2, dropout=0.2), MEMBERS, (4,))
+    network = BatchEnsemble(mlp(4, [5, 6], 2, dropout=0.2), MEMBERS, (4,))
     with torch.no_grad():
-        for parameter in created.parameters():
+        for parameter in network.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape))
-    return created.eval()
+    return network.eval()
 
 
-def test_a_member_is_the_network_of_its_own_effective_weights(network):
+def test_member_matches_network_with_its_effective_weights(network):
     x = torch.randn(7, 4)
     outputs = network(x, torch.arange(MEMBERS).float().reshape(-1, 1, 1))
     layers = [layer for layer in network.module if isinstance(layer, MemberLinear)]
@@ -37,7 +37,7 @@ def test_a_member_is_the_network_of_its_own_effective_weights(network):
         torch.testing.assert_close(outputs[m], h)
 
 
-def test_members_start_apart_by_signs_alone_and_have_heads_of_their_own():
+def test_members_start_with_different_signs_and_separate_heads():
     torch.manual_seed(0)
     module = BatchEnsemble(mlp(4, [5], 2), MEMBERS, (4,)).module
     first, last = module[0], module[-1]
@@ -46,13 +46,13 @@ def test_members_start_apart_by_signs_alone_and_have_heads_of_their_own():
     assert first.weight.shape == (4, 5) and last.weight.shape == (MEMBERS, 5, 2)
 
 
-def test_decay_is_that_of_a_member_the_mean_over_members(network):
-    item, two, last = (layer.weight for layer in network.module if isinstance(layer, MemberLinear))
-    members = [(item**2).sum() + (two**2).sum() + (last[m] ** 2).sum() for m in range(MEMBERS)]
+def test_weight_decay_is_the_mean_over_members(network):
+    first, mid, last = (layer.weight for layer in network.module if isinstance(layer, MemberLinear))
+    members = [(first**2).sum() + (mid**2).sum() + (last[m] ** 2).sum() for m in range(MEMBERS)]
     torch.testing.assert_close(network.weight_decay(2.0), torch.stack(members).mean() / 8)
 
 
-def test_each_number_is_encoded_by_how_far_it_is_through_each_bin():
+def test_piecewise_encoding_is_the_position_within_each_bin():
     encode = PiecewiseLinear([[0.0, 1.0, 3.0], [], [-1.0, 0.0]])
     x = torch.tensor([[0.5, 7.0, -2.0], [2.0, 8.0, -0.25], [9.0, 9.0, 4.0]])
     expected = [[0.5, 0.0, 0.0], [1.0, 0.5, 0.75], [1.0, 1.0, 1.0]]
@@ -60,7 +60,7 @@ def test_each_number_is_encoded_by_how_far_it_is_through_each_bin():
     assert encode.outputs == 6
 
 
-def test_numbers_without_a_list_of_knots_are_dropped():
+def test_inputs_with_knots_none_are_dropped():
     x = torch.tensor([[0.5, 7.0, -2.0], [2.0, 8.0, -0.25]])
     encode = PiecewiseLinear([[0.0, 1.0, 3.0], None, []])
     expected = torch.tensor([[0.5, -2.0, 0.5, 0.0], [2.0, -0.25, 1.0, 0.5]])
@@ -79,7 +79,7 @@ def test_important_inputs_are_selected_unless_all_predict_better(is_regression):
         assert len(selected) == (10 if inputs == 4 else 100)
 
 
-def test_a_linear_layer_of_the_encoding_interpolates_any_values_at_the_knots():
+def test_linear_layer_on_encoding_interpolates_values_at_knots():
     knots = np.array([-2.0, -0.5, 0.25, 3.0])
     values = np.array([1.0, -4.0, 2.0, 0.5])
     x = np.linspace(-3, 4, 50)
@@ -88,10 +88,10 @@ def test_a_linear_layer_of_the_encoding_interpolates_any_values_at_the_knots():
     np.testing.assert_allclose(interpolated, np.interp(x, knots, values), atol=1e-5)
 
 
-def test_knots_are_quantiles_and_of_two_values_none():
+def test_knots_are_quantiles_and_empty_for_inputs_with_few_values():
     rng = np.random.default_rng(0)
     x = np.stack([rng.exponential(size=1000), rng.integers(0, 2, 1000), np.zeros(1000)], axis=1)
-    x[:400, 0] = 0  # most quantiles fall on one value
+    x[:400, 0] = 0  # several quantiles are equal
     actual = quantile_knots(x, 10)
     expected = np.unique(np.quantile(x[:, 0].astype(np.float32), np.arange(11) / 10))
     np.testing.assert_allclose(actual[0], expected.astype(np.float32))
@@ -99,7 +99,7 @@ def test_knots_are_quantiles_and_of_two_values_none():
     assert len(actual[0]) < 11
 
 
-def test_masks_of_dropout_are_of_training_alone(network):
+def test_dropout_masks_apply_only_in_training(network):
     model = build(
         recipe_with(method="batch-ensemble", network={"hidden": [8], "dropout": 0.5}), (4,), 2
     )
@@ -111,12 +111,12 @@ def test_masks_of_dropout_are_of_training_alone(network):
 
 
 @pytest.mark.parametrize(
-    ("network", "said"),
+    ("network", "message"),
     [
         ({"kind": "gal-cnn"}, "network: expected a sequence of Linear layers"),
         ({"hidden": [4], "bayesian": ["0"]}, "network.bayesian: expected no layers"),
     ],
 )
-def test_networks_that_cannot_be_shared_are_refused(network, said):
-    with pytest.raises(InvalidInput, match=said):
+def test_unsupported_networks_are_rejected(network, message):
+    with pytest.raises(InvalidInput, match=message):
         build(recipe_with(method="batch-ensemble", network=network), (16, 16), 3)

@@ -18,7 +18,7 @@ METHODS = ("bhn-realnvp", "bbb-gaussian", "dropout", "mle")
 POSTERIORS = {"bhn-realnvp": {"couplings": 1, "hidden": 4}}
 
 
-def outcome(seed, monkeypatch):
+def check_module(seed, monkeypatch):
     module, shape = random_module(seed)
     method = random.Random(seed + 1).choice(METHODS)
     content = content_with(method=method, network={"factory": "a.users:module"})
@@ -30,13 +30,13 @@ def outcome(seed, monkeypatch):
         x = torch.randn(12, math.prod(shape), generator=torch.Generator().manual_seed(seed))
         initialise(model, x)
         check_exports(model)
-    except InvalidInput as refusal:
-        says = str(refusal)
-        assert says.startswith(("network: expected ", "network.factory: expected "))
-        assert "\n" not in says
-        assert says.isprintable()
-        assert len(says) < 600
-        return says
+    except InvalidInput as error:
+        message = str(error)
+        assert message.startswith(("network: expected ", "network.factory: expected "))
+        assert "\n" not in message
+        assert message.isprintable()
+        assert len(message) < 600
+        return message
     model.train()
     outputs, kl = model.sample(x, noise(model.posterior, model.posterior.max_draws or 2, seed, 0))
     (
@@ -48,11 +48,11 @@ def outcome(seed, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_a_random_module_is_served_or_refused_in_a_line(seed, monkeypatch):
-    assert outcome(seed, monkeypatch)
+def test_random_module_is_supported_or_rejected_in_one_line(seed, monkeypatch):
+    assert check_module(seed, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3, 300))
-def test_many_random_modules_are_served_or_refused_in_a_line(seed, monkeypatch):
-    assert outcome(seed, monkeypatch)
+def test_many_random_modules_are_supported_or_rejected_in_one_line(seed, monkeypatch):
+    assert check_module(seed, monkeypatch)

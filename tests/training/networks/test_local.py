@@ -18,8 +18,8 @@ LOCAL = (
 )
 
 
-def linear_model(name):
-    """A single layer whose outputs are linear in the noise."""
+def build_linear_model(name):
+    """Build a single layer whose outputs are linear in the noise."""
     recipe = recipe_with(method=name, network={"hidden": []})
     model = build(recipe, (INPUTS,), OUTPUTS).eval()
     x = 2 * standard_noise(20, INPUTS, 1)
@@ -39,7 +39,7 @@ def linear_model(name):
 
 @torch.no_grad()
 def moments(model, x):
-    """The exact mean and covariance of each row's outputs before the likelihood."""
+    """Compute the exact mean and covariance of the network's outputs for each row."""
     eps = torch.cat(
         [
             torch.zeros(1, model.posterior.noise_dimension),
@@ -52,8 +52,8 @@ def moments(model, x):
 
 
 @pytest.mark.parametrize("name", LOCAL)
-def test_moments_are_those_of_draws_of_weights(name):
-    model, x = linear_model(name)
+def test_local_moments_match_weight_draws(name):
+    model, x = build_linear_model(name)
     local = localise(model, x)
     assert local.posterior.noise_dimension == OUTPUTS
     for actual, expected in zip(
@@ -63,7 +63,7 @@ def test_moments_are_those_of_draws_of_weights(name):
 
 
 @pytest.mark.parametrize("name", [m for m in METHODS if m not in (*LOCAL, "gp-layer")])
-def test_other_methods_are_served_as_they_are(name):
+def test_localise_returns_other_models_unchanged(name):
     recipe = recipe_with(method=name, network={"hidden": [5]})
     model = build(recipe, (INPUTS,), OUTPUTS).eval()
     assert localise(model, torch.zeros(ROWS, INPUTS)) is model

@@ -44,16 +44,16 @@ SMALL = {
     "ensemble": {"members": 3, "prior_std": 1.0},
     "batch-ensemble": {"members": 3, "prior_std": 1.0},
 }
-LIKE_ANOTHER = (
+SIMILAR_METHODS = (
     *("dropout-alpha", "mle-dropout", "bbb-mixture", "mle", "anchored-ensemble", "bhn-iaf"),
     *("last-layer-hmc", "gp-layer"),
 )
 CASES = [
-    *((method, "mlp") for method in METHODS if method not in LIKE_ANOTHER),
+    *((method, "mlp") for method in METHODS if method not in SIMILAR_METHODS),
     *(("dropout", "residuals"), ("laplace", "groups")),
 ]
-MORE_CASES = [
-    *((method, "mlp") for method in LIKE_ANOTHER),
+SLOW_CASES = [
+    *((method, "mlp") for method in SIMILAR_METHODS),
     *((method, "residuals") for method in ("bhn-realnvp", "bbb-mixture", "ensemble")),
     *((method, "skips") for method in ("bhn-iaf", "mvn", "variational-hypernet")),
     *(("laplace", network) for network in ("residuals", "skips")),
@@ -79,7 +79,7 @@ class Residuals(nn.Module):
         )
 
 
-class SkipsOverTheFirstLayer(nn.Module):
+class SkipConnection(nn.Module):
     def __init__(self, shape, classes):
         super().__init__()
         size = int(np.prod(shape))
@@ -95,7 +95,7 @@ class SkipsOverTheFirstLayer(nn.Module):
 
 
 def groups(shape, classes):
-    """A user's module of convolutions with groups, one of them of a channel each."""
+    """Build a module with grouped convolutions, one of them depthwise."""
     return nn.Sequential(
         *(
             nn.Conv2d(shape[0], 4, 3, stride=2),
@@ -115,7 +115,7 @@ def groups(shape, classes):
 NETWORKS = {
     "mlp": {"hidden": [9, 7]},
     "residuals": {"factory": f"{__name__}:Residuals"},
-    "skips": {"factory": f"{__name__}:SkipsOverTheFirstLayer"},
+    "skips": {"factory": f"{__name__}:SkipConnection"},
     "groups": {"factory": f"{__name__}:groups"},
 }
 
@@ -130,13 +130,13 @@ class Case:
         self.recipe = recipe(method, network)
         self.x = 3 + 2 * torch.randn(ROWS, 36, generator=generator)
         self.y = torch.arange(ROWS) % CLASSES
-        self.model = self.made()
+        self.model = self.build_model()
         initialise(self.model, self.x)
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
         self.draws = self.model.posterior.max_draws or 6
-        self.gradients = self.gradients_of_a_step()
+        self.gradients = self.compute_gradients()
         if isinstance(self.recipe.posterior, Laplace):
             rows = (self.x, self.y)
             with pytest.MonkeyPatch.context() as changes:  # short chains
@@ -145,24 +145,22 @@ class Case:
                 fit_laplace(self.model, self.recipe.posterior, rows, rows, 0, 6)
         self.model.eval()
         fold(self.model)
-        every_detector = (method, network) == (
-            "bhn-realnvp",
-            "mlp",
-        )  # their graphs do not depend on the method
-        served = localise(self.model, self.x)
+        # The graphs of detectors do not depend on the method.
+        has_all_detectors = (method, network) == ("bhn-realnvp", "mlp")
+        served_model = localise(self.model, self.x)
         result = served_network(
-            served, self.x, 0, names=FOR_ANY_SHAPE if every_detector else CHECKED_DETECTORS
+            served_model, self.x, 0, names=FOR_ANY_SHAPE if has_all_detectors else CHECKED_DETECTORS
         )
-        joint = joint_model(self.model, served)
-        self.served, self.files = served, export(served, result, joint=joint)
-        self.runtime = load_runtime(served, self.files)
+        joint = joint_model(self.model, served_model)
+        self.served_model, self.files = served_model, export(served_model, result, joint=joint)
+        self.runtime = load_runtime(served_model, self.files)
         rows = Rows(self.x.numpy(), self.y.numpy())
-        self.parity = parity(served, result, self.runtime, rows, joint)
+        self.parity = parity(served_model, result, self.runtime, rows, joint)
 
-    def made(self):
+    def build_model(self):
         return build(self.recipe, SHAPE, CLASSES)
 
-    def gradients_of_a_step(self):
+    def compute_gradients(self):
         eps = noise(self.model.posterior, self.draws, 1, 2)
         log_probs, kl = self.model.train().sample(self.x, eps)
         loss, _ = alpha_objective(
@@ -175,7 +173,7 @@ class Case:
 def cases():
     yield from (pytest.param(case, id="-".join(case)) for case in CASES)
     yield from (
-        pytest.param(case, id="-".join(case), marks=pytest.mark.slow) for case in MORE_CASES
+        pytest.param(case, id="-".join(case), marks=pytest.mark.slow) for case in SLOW_CASES
     )
 
 
@@ -191,10 +189,10 @@ def test_gradients_reach_every_parameter(case):
         assert gradient.abs().max() > 0, name
 
 
-def test_a_step_and_the_centre_are_on_the_models_device(case, monkeypatch):
-    # parameters stay the same objects, as where they go to a GPU
+def test_step_and_centre_run_on_the_models_device(case, monkeypatch):
+    # Parameters stay the same objects if they move, as on a GPU.
     monkeypatch.setattr(torch.__future__, "get_swap_module_params_on_conversion", lambda: True)
-    model, (x, y) = case.made().to("meta"), (case.x.to("meta"), case.y.to("meta"))
+    model, (x, y) = case.build_model().to("meta"), (case.x.to("meta"), case.y.to("meta"))
     result, kl = model.sample(x, noise(model.posterior, case.draws, 1, 2).to("meta"))
     loss, _ = alpha_objective(model.likelihood.weighted_log_likelihood(result, y), kl, 1e-2, 0.5)
     loss.backward()
@@ -206,47 +204,47 @@ def test_torch_and_onnxruntime_agree(case):
     assert all(0 <= difference < PARITY_TOLERANCE / 10 for difference in case.parity.values())
 
 
-def test_the_same_noise_gives_the_same_output_and_other_noise_another(case):
+def test_outputs_are_reproducible_and_depend_on_noise(case):
     x = case.x.numpy()
-    first, again, other = (
+    first, repeated, different = (
         case.runtime.run_set(x, case.runtime.draw_set(s, case.draws))[0] for s in (1, 1, 2)
     )
-    np.testing.assert_array_equal(first, again)
-    depends = case.runtime.algorithm != DRAW_INDEX and case.model.posterior.max_draws is None
-    assert (first != other).any() == depends
+    np.testing.assert_array_equal(first, repeated)
+    is_random = case.runtime.algorithm != DRAW_INDEX and case.model.posterior.max_draws is None
+    assert (first != different).any() == is_random
 
 
-def test_the_first_draws_of_a_seed_are_a_prefix(case):
+def test_draws_do_not_depend_on_offset_and_count(case):
     theta = case.runtime.draw(5, 0, case.draws)
     np.testing.assert_array_equal(case.runtime.draw(5, 0, 1), theta[:1])
     np.testing.assert_array_equal(case.runtime.draw(5, case.draws - 1, 1), theta[-1:])
 
 
-def test_a_row_gets_the_same_bits_alone_and_in_any_batch(case):
+def test_row_outputs_are_bit_identical_in_any_batch(case):
     draws = case.runtime.draw_set(5, case.draws)
-    together, density = case.runtime.run_set(case.x.numpy(), draws)
+    outputs, density = case.runtime.run_set(case.x.numpy(), draws)
     for rows in (1, 2, 3, 7):
         part, part_density = case.runtime.run_set(case.x.numpy()[:rows], draws)
-        np.testing.assert_array_equal(part, together[:, :rows])
+        np.testing.assert_array_equal(part, outputs[:, :rows])
         np.testing.assert_array_equal(part_density, density[:rows])
         part = case.runtime.run_outputs(case.x.numpy()[:rows], draws)
-        np.testing.assert_array_equal(part, together[:, :rows])
+        np.testing.assert_array_equal(part, outputs[:, :rows])
     last, _ = case.runtime.run_set(case.x.numpy()[-1:], draws)
-    np.testing.assert_array_equal(last[:, 0], together[:, -1])
+    np.testing.assert_array_equal(last[:, 0], outputs[:, -1])
 
 
-def test_every_draw_is_what_it_is_alone(case):
+def test_draw_outputs_are_bit_identical_in_separate_runs(case):
     draws = case.runtime.draw_set(5, case.draws)
     assert draws.theta is not None
-    together, _ = case.runtime.run(case.x.numpy(), draws.theta[:, None])
+    outputs, _ = case.runtime.run(case.x.numpy(), draws.theta[:, None])
     for k in range(case.draws):
-        alone, _ = case.runtime.run(case.x.numpy(), draws.theta[k : k + 1, None])
-        np.testing.assert_array_equal(alone[0], together[k])
+        draw_outputs, _ = case.runtime.run(case.x.numpy(), draws.theta[k : k + 1, None])
+        np.testing.assert_array_equal(draw_outputs[0], outputs[k])
 
 
-def test_outputs_are_distributed_as_under_draws_of_weights(case):
+def test_local_outputs_have_the_distribution_of_weight_draws(case):
     if not case.runtime.has_joint:
-        pytest.skip("draws of weights are served")
+        pytest.skip("weights are drawn directly")
     x = case.x[:2].numpy()
     local, weights = (
         statistics(runtime.run_outputs(x, runtime.draw_set(seed, SETS * SET_DRAWS)))
@@ -256,7 +254,7 @@ def test_outputs_are_distributed_as_under_draws_of_weights(case):
     assert min(p_values) * len(p_values) > 0.01  # Holm's correction
 
 
-def test_joint_scores_use_draws_of_weights(case):
+def test_joint_scores_use_weight_draws(case):
     predictive = get_predictive("classification", None)
     model = SimpleNamespace(runtime=case.runtime, predictive=predictive)
     draws = case.runtime.draw_set(5, case.draws)
@@ -269,7 +267,7 @@ def test_joint_scores_use_draws_of_weights(case):
 
 
 def statistics(log_probs):
-    """Samples of each log probability, and of entropy and BALD of sets of draws."""
+    """Return samples of log probabilities, entropy and BALD."""
     sets = log_probs.reshape(SETS, SET_DRAWS, -1, CLASSES)
     scores = [predictive_scores(predictive_sums(part), standard_errors=False) for part in sets]
     columns = [log_probs[..., :-1].reshape(len(log_probs), -1)]
@@ -277,14 +275,14 @@ def statistics(log_probs):
     return [sample for column in columns for sample in column.T]
 
 
-def test_a_model_made_anew_loads_the_weights_and_computes_the_same(case):
-    fresh = case.made().eval()
+def test_new_model_with_loaded_weights_predicts_the_same(case):
+    fresh = case.build_model().eval()
     fresh.load_state_dict(case.model.state_dict())
     eps = noise(case.model.posterior, case.draws, 7)
     torch.testing.assert_close(fresh.predict(case.x, eps), case.model.predict(case.x, eps))
 
 
-def test_rows_in_chunks_are_predicted_as_the_draws_one_by_one(case):
+def test_chunked_predictions_match_separate_draws(case):
     eps = noise(case.model.posterior, case.draws, 7)
     with torch.no_grad():
         one_by_one = [

@@ -7,7 +7,7 @@ from training.networks.networks import noise_rows
 
 
 @torch.no_grad()
-def test_the_variance_is_that_of_a_gaussian_process():
+def test_variance_matches_gaussian_process():
     posterior = {"features": 1024}
     settings = recipe_with(
         method="gp-layer", task="regression", network={"hidden": []}, posterior=posterior

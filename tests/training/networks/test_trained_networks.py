@@ -20,11 +20,11 @@ from training.networks.selection import freeze, select_layers
 from training.recipe import Recipe
 
 SHAPE, CLASSES = (2, 6, 6), 3
-FACTORY = {"factory": f"{__name__}:trained"}
+FACTORY = {"factory": f"{__name__}:convnet"}
 DENSE = {"factory": f"{__name__}:dense"}
 
 
-def trained(shape, classes):
+def convnet(shape, classes):
     generator = torch.Generator().manual_seed(1)
     module = nn.Sequential(
         nn.Conv2d(shape[0], 6, 3, padding=1, padding_mode="reflect"),
@@ -39,19 +39,19 @@ def trained(shape, classes):
         nn.Dropout(0.5),
         nn.Linear(2 * (shape[1] * shape[2] - 2), classes),
     )
-    return _filled(module, generator)
+    return _fill(module, generator)
 
 
 def dense(shape, classes):
     generator = torch.Generator().manual_seed(2)
     inputs = int(torch.Size(shape).numel())
-    return _filled(
+    return _fill(
         nn.Sequential(nn.Flatten(), nn.Linear(inputs, 7), nn.ReLU(), nn.Linear(7, classes)),
         generator,
     )
 
 
-def _filled(module, generator):
+def _fill(module, generator):
     with torch.no_grad():
         for tensor in module.state_dict().values():
             if tensor.is_floating_point():
@@ -63,29 +63,29 @@ def rows():
     return 3.0 + 2.0 * torch.randn(20, 72, generator=torch.Generator().manual_seed(0))
 
 
-APART = {"batch-ensemble", "anchored-ensemble", "gp-layer"}  # cannot start where one network is
+RANDOM_START = {"batch-ensemble", "anchored-ensemble", "gp-layer"}
 
 
-@pytest.mark.parametrize("method", sorted(APART))
-def test_methods_that_start_at_random_refuse_trained_weights(method):
+@pytest.mark.parametrize("method", sorted(RANDOM_START))
+def test_methods_with_random_start_reject_trained_weights(method):
     recipe = recipe_with(method=method, network={**DENSE, "start": "trained"})
     with pytest.raises(InvalidInput, match="which starts at random"):
         build(recipe, SHAPE, CLASSES, rows())
 
 
-@pytest.mark.parametrize("method", sorted({*METHODS} - APART))
-def test_the_posteriors_centre_computes_what_the_trained_network_does(method):
+@pytest.mark.parametrize("method", sorted({*METHODS} - RANDOM_START))
+def test_posterior_centre_matches_trained_network(method):
     network = DENSE if method == "variational-hypernet" else FACTORY
     recipe = recipe_with(method=method, network={**network, "start": "trained"})
     model = build(recipe, SHAPE, CLASSES, rows())
     initialise(model, rows(), recipe.is_standardised)
     model.eval()
     outputs = model.network(rows(), model.posterior.centre()[None, None])
-    expected = (dense if network is DENSE else trained)(SHAPE, CLASSES)(rows().unflatten(1, SHAPE))
+    expected = (dense if network is DENSE else convnet)(SHAPE, CLASSES)(rows().unflatten(1, SHAPE))
     torch.testing.assert_close(outputs[0], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_weights_of_a_file_are_those_the_network_starts_at(tmp_path):
+def test_network_starts_at_weights_from_a_file(tmp_path):
     module = nn.Sequential(nn.Linear(72, 5), nn.ReLU(), nn.Linear(5, CLASSES))
     save_file(module.state_dict(), tmp_path / "w.safetensors")
     recipe = recipe_with(
@@ -96,11 +96,11 @@ def test_weights_of_a_file_are_those_the_network_starts_at(tmp_path):
     outputs = model.eval().network(rows(), model.posterior.centre()[None, None])
     torch.testing.assert_close(outputs[0], module(rows()))
     (tmp_path / "w.safetensors").unlink()
-    build(recipe, SHAPE, CLASSES)  # a version's own weights are about to be loaded
+    build(recipe, SHAPE, CLASSES)  # the weights of a version get loaded later
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (lambda tensors: tensors.pop("2.bias"), 'Missing key(s) in state_dict: "2.bias"'),
         (
@@ -113,18 +113,18 @@ def test_weights_of_a_file_are_those_the_network_starts_at(tmp_path):
         ),
     ],
 )
-def test_weights_that_do_not_fit_are_refused_by_name(tmp_path, change, says):
+def test_mismatched_weights_are_rejected_by_name(tmp_path, change, message):
     tensors = nn.Sequential(nn.Linear(72, 5), nn.ReLU(), nn.Linear(5, CLASSES)).state_dict()
     change(tensors)
     path = tmp_path / "w.safetensors"
     save_file(tensors, path)
-    with pytest.raises(InvalidInput, match=r"^network\.weights: expected ") as refused:
+    with pytest.raises(InvalidInput, match=r"^network\.weights: expected ") as error:
         build(recipe_with(network={"hidden": [5], "weights": str(path)}), SHAPE, CLASSES, rows())
-    assert says in str(refused.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize("content", [None, b"no tensors"])
-def test_a_file_that_holds_no_weights_is_refused(tmp_path, content):
+def test_missing_or_invalid_weights_file_is_rejected(tmp_path, content):
     path = tmp_path / "w.safetensors"
     if content is not None:
         path.write_bytes(content)
@@ -154,7 +154,7 @@ class Parts(nn.Module):
         (["hea?.?"], ["head.0", "head.2"]),
     ],
 )
-def test_patterns_name_the_layers_that_are_drawn(patterns, names):
+def test_patterns_select_drawn_layers(patterns, names):
     assert list(select_layers(Parts(), patterns)) == names
     for samples in ("scales", "weights"):
         network = DrawnNetwork(Parts(), Stochastic(samples, patterns), (8,))
@@ -162,7 +162,7 @@ def test_patterns_name_the_layers_that_are_drawn(patterns, names):
 
 
 @pytest.mark.parametrize(
-    ("patterns", "says"),
+    ("patterns", "message"),
     [
         (["tail"], "network.bayesian.0: expected the name of a layer (body.0, head.0, head.2 can"),
         (["head", "body.1"], "network.bayesian.1: expected a layer that can be drawn"),
@@ -170,27 +170,27 @@ def test_patterns_name_the_layers_that_are_drawn(patterns, names):
         (["body.[12]"], "got 'body.[12]', which matches BatchNorm1d, ReLU"),
     ],
 )
-def test_patterns_that_name_nothing_that_can_be_drawn_are_refused(patterns, says):
-    with pytest.raises(InvalidInput) as refused:
+def test_patterns_without_drawable_layers_are_rejected(patterns, message):
+    with pytest.raises(InvalidInput) as error:
         select_layers(Parts(), patterns)
-    assert says in str(refused.value)
+    assert message in str(error.value)
 
 
-def test_masks_are_of_the_dropouts_that_are_named():
+def test_only_selected_dropout_layers_are_masked():
     network = DrawnNetwork(Parts(), Stochastic("masks", ["head"]), (8,))
     assert [(slot.name, slot.keep) for slot in network.slots if slot.size] == [("head.1", 0.8)]
 
 
-def test_what_comes_before_the_first_drawn_layer_is_computed_once_for_all_draws():
+def test_layers_before_first_drawn_layer_run_once_for_all_draws():
     network = DrawnNetwork(Parts(), Stochastic("scales", ["head"]), (8,)).eval()
-    observed = []
-    network.module.body.register_forward_hook(lambda _, __, outputs: observed.append(len(outputs)))
+    sizes = []
+    network.module.body.register_forward_hook(lambda _, __, outputs: sizes.append(len(outputs)))
     network(torch.randn(5, 8), torch.ones(4, 1, network.theta_dimension))
-    assert observed == [5]
+    assert sizes == [5]
 
 
 @pytest.mark.parametrize(
-    ("patterns", "frozen"),
+    ("patterns", "frozen_layers"),
     [
         (None, set()),
         ([], {"body.0", "body.1", "mix", "mix.out_proj"}),
@@ -198,17 +198,17 @@ def test_what_comes_before_the_first_drawn_layer_is_computed_once_for_all_draws(
         (["body.?"], {"mix", "mix.out_proj"}),
     ],
 )
-def test_a_fit_changes_what_is_drawn_and_what_is_named(patterns, frozen):
+def test_drawn_and_selected_layers_stay_trainable(patterns, frozen_layers):
     module = Parts()
     freeze(module, patterns, ["head.0", "head.2"])
     actual = {
         name.rpartition(".")[0] for name, p in module.named_parameters() if not p.requires_grad
     }
-    assert actual == frozen
+    assert actual == frozen_layers
 
 
 @pytest.mark.parametrize("patterns", [["bodies"], [""]])
-def test_a_pattern_of_what_is_trained_that_names_nothing_is_refused(patterns):
+def test_trained_pattern_without_a_match_is_rejected(patterns):
     with pytest.raises(
         InvalidInput, match=r"^network\.trained\.0: expected the name of a layer \(such as body, "
     ):
@@ -216,7 +216,7 @@ def test_a_pattern_of_what_is_trained_that_names_nothing_is_refused(patterns):
 
 
 @pytest.mark.parametrize("method", ["bhn-realnvp", "bbb-gaussian", "dropout", "mle"])
-def test_frozen_layers_stay_as_they_are_also_their_statistics(method):
+def test_frozen_layers_and_their_statistics_do_not_change(method):
     content = content_with(method=method, network={"factory": f"{__name__}:parts", "trained": []})
     recipe = Recipe.model_validate(content)
     if method != "mle":
@@ -243,7 +243,7 @@ def parts(*_):
     return Parts()
 
 
-def test_a_point_estimate_draws_no_layers():
+def test_bayesian_layers_are_rejected_for_point_estimates():
     content = content_with(method="mle", network={**DENSE, "bayesian": ["1"]})
     with pytest.raises(
         InvalidInput, match=r"^network\.bayesian: expected no layers for method mle"
@@ -252,7 +252,7 @@ def test_a_point_estimate_draws_no_layers():
 
 
 @pytest.mark.parametrize(
-    ("network", "says"),
+    ("network", "message"),
     [
         ({"hidden": [3], "start": "trained"}, "no value without weights or factory"),
         ({"hidden": [3], "weights": "w", "start": "random"}, "Input should be 'trained'"),
@@ -260,12 +260,12 @@ def test_a_point_estimate_draws_no_layers():
         ({"hidden": [3], "standardise": {"mean": [0.5], "std": [1.0, 1.0]}}, "as in mean"),
     ],
 )
-def test_keys_of_a_network_that_do_not_go_together_are_refused(network, says):
-    with pytest.raises(ValueError, match=says):
+def test_contradictory_network_keys_are_rejected(network, message):
+    with pytest.raises(ValueError, match=message):
         recipe_with(network=network)
 
 
-def test_pixels_are_shifted_and_scaled_by_channel_as_the_recipe_says():
+def test_pixels_are_standardised_per_channel_as_configured():
     network = {
         **FACTORY,
         "start": "trained",
@@ -277,7 +277,7 @@ def test_pixels_are_shifted_and_scaled_by_channel_as_the_recipe_says():
     initialise(model, pixels.float(), recipe.is_standardised)
     outputs = model.eval().network(pixels.float(), model.posterior.centre()[None, None])
     means, stds = torch.tensor([0.5, 0.25])[:, None, None], torch.tensor([0.5, 2.0])[:, None, None]
-    expected = trained(SHAPE, CLASSES)((pixels.unflatten(1, SHAPE) / 255 - means) / stds)
+    expected = convnet(SHAPE, CLASSES)((pixels.unflatten(1, SHAPE) / 255 - means) / stds)
     torch.testing.assert_close(outputs[0], expected, rtol=1e-4, atol=1e-4)
     with pytest.raises(
         InvalidInput,
@@ -309,7 +309,7 @@ def embedded(*_):
 
 
 @pytest.mark.parametrize("method", ["bhn-realnvp", "mle"])
-def test_ids_reach_the_network_as_they_are(method):
+def test_ids_reach_the_network_unchanged(method):
     network = {"factory": f"{__name__}:embedded", "standardise": False}
     recipe = recipe_with(method=method, network=network)
     ids = torch.randint(0, 10, (20, 6), generator=torch.Generator().manual_seed(0))
@@ -323,7 +323,7 @@ def test_ids_reach_the_network_as_they_are(method):
         build(recipe_with(method=method, network={"factory": f"{__name__}:embedded"}), (6,), 3, ids)
 
 
-def test_shared_weights_of_layers_that_are_not_drawn_are_no_matter():
+def test_shared_weights_are_rejected_only_in_drawn_layers():
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
@@ -345,7 +345,7 @@ def test_shared_weights_of_layers_that_are_not_drawn_are_no_matter():
 
 
 @pytest.mark.parametrize("noise", ["homoscedastic", "heteroscedastic"])
-def test_a_trained_network_of_a_regression_answers_in_the_targets_units(noise):
+def test_trained_regression_network_predicts_in_target_units(noise):
     network = {"factory": f"{__name__}:dense", "start": "trained"}
     recipe = recipe_with(
         method="bbb-gaussian", task="regression", network=network, likelihood={"noise": noise}
@@ -362,16 +362,16 @@ def test_a_trained_network_of_a_regression_answers_in_the_targets_units(noise):
         torch.testing.assert_close(moments[:, 1], expected[:, 1])
 
 
-def test_grey_images_of_idx_files_are_pixels_too_and_other_numbers_are_not():
+def test_pixel_statistics_require_images_with_maximum_255():
     recipe = recipe_with(
         network={**DENSE, "start": "trained", "standardise": {"mean": [0.1], "std": [0.3]}}
     )
     train = Rows(np.zeros((4, 9), dtype=np.float32), np.array([0, 1, 0, 1]))
     data = Dataset(train, train, (3, 3), ("0", "1"), 0.0, 255.0, image=ImageSpec(mode="L"))
     check_pixels(recipe, data)
-    for other in (replace(data, image=None), replace(data, maximum=16.0)):
+    for invalid_data in (replace(data, image=None), replace(data, maximum=16.0)):
         with pytest.raises(
             InvalidInput,
             match=r"^network\.standardise: expected no pixel statistics, since rows",
         ):
-            check_pixels(recipe, other)
+            check_pixels(recipe, invalid_data)

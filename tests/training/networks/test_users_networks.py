@@ -51,19 +51,19 @@ class Masked(nn.Module):
 
 
 class Uses(nn.Module):
-    """Two layers, used as forward should not use them."""
+    """Two layers with an unsupported forward."""
 
-    def __init__(self, how):
+    def __init__(self, kind):
         super().__init__()
-        self.how = how
+        self.kind = kind
         self.first, self.mask, self.last = nn.Linear(4, 4), Masked(), nn.Linear(4, 4)
-        if how == "lock":
+        if kind == "lock":
             self.lock = threading.Lock()
-        if how == "tied":
+        if kind == "tied":
             self.last.weight = self.first.weight
 
     def forward(self, x):
-        match self.how:
+        match self.kind:
             case "unused":
                 return self.last(x)
             case "weight":
@@ -82,7 +82,7 @@ class Uses(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("module", "says"),
+    ("module", "message"),
     [
         (
             nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 3)),
@@ -134,30 +134,30 @@ class Uses(nn.Module):
         (nn.Sequential(nn.Linear(5, 3)), "a module that runs on a batch of rows"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(module, says):
+def test_unsupported_modules_are_rejected_by_name(module, message):
     for samples in ("scales", "weights"):
-        with pytest.raises(InvalidInput, match=r"network: ") as refused:
+        with pytest.raises(InvalidInput, match=r"network: ") as error:
             DrawnNetwork(module, Stochastic(samples), (4,))
-        assert says in str(refused.value)
+        assert message in str(error.value)
 
 
-def test_functional_dropout_is_refused_unless_frozen():
+def test_functional_dropout_is_rejected_unless_frozen():
     module = nn.Sequential(Uses("functional dropout"), nn.Linear(4, 3))
     with pytest.raises(InvalidInput, match="layer 0: Uses"):
         MemberNetwork([module], (4,))
     DrawnNetwork(module, Stochastic("scales", layers=["1"]), (4,), trained=[])
 
 
-def test_training_uses_no_dropout_inside_attention_and_recurrent_layers():
+def test_dropout_inside_attention_and_recurrent_layers_is_disabled():
     attention = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.5, batch_first=True)
-    recurrent = nn.Sequential(attention, Last(nn.GRU(4, 4, 2, dropout=0.5, batch_first=True)))
+    recurrent = nn.Sequential(attention, Output(nn.GRU(4, 4, 2, dropout=0.5, batch_first=True)))
     module = nn.Sequential(recurrent, nn.Flatten(), nn.Linear(20, 3))
     network = DrawnNetwork(module, Stochastic("scales"), (5, 4)).train()
     x, theta = torch.randn(3, 20), torch.ones(1, 1, network.theta_dimension)
     torch.testing.assert_close(network(x, theta), network(x, theta), rtol=0, atol=0)
 
 
-class Last(nn.Module):
+class Output(nn.Module):
     def __init__(self, steps):
         super().__init__()
         self.steps = steps
@@ -166,7 +166,7 @@ class Last(nn.Module):
         return self.steps(x)[0]
 
 
-def test_a_network_without_a_place_for_a_mask_is_refused():
+def test_network_without_a_maskable_layer_is_rejected():
     with pytest.raises(
         InvalidInput,
         match=r"a second layer to mask, or posterior\.input_rate, got neither",
@@ -174,7 +174,7 @@ def test_a_network_without_a_place_for_a_mask_is_refused():
         DrawnNetwork(nn.Linear(4, 3), Stochastic("masks"), (4,))
 
 
-def test_masks_before_a_linear_layer_are_of_its_inputs_also_where_a_row_is_a_sequence():
+def test_masks_apply_to_inputs_of_linear_layers_also_for_sequences():
     module = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2), nn.Flatten())
     network = DrawnNetwork(module, Stochastic("masks"), (5, 4)).eval()
     assert [slot.shape for slot in network.slots] == [(3,)]
@@ -184,7 +184,7 @@ def test_masks_before_a_linear_layer_are_of_its_inputs_also_where_a_row_is_a_seq
     torch.testing.assert_close(outputs[0], module[2](hidden).flatten(1))
 
 
-def test_convolutions_that_a_method_does_not_take_are_refused_by_name():
+def test_convolutions_are_rejected_by_name_for_hypernetworks():
     grouped = nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(4 * 5 * 4, 3))
     with pytest.raises(
         InvalidInput, match="layer 0: Conv2d: a variational hypernetwork needs Linear layers"
@@ -192,7 +192,7 @@ def test_convolutions_that_a_method_does_not_take_are_refused_by_name():
         DrawnNetwork(grouped, Stochastic("hypernet"), SHAPE)
 
 
-def test_the_users_module_is_left_as_it_was():
+def test_users_module_is_not_modified():
     module = nn.Sequential(
         nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.3), nn.Linear(80, 3)
     )
@@ -223,20 +223,20 @@ def test_the_users_module_is_left_as_it_was():
         nn.Conv1d(6, 3, 3, groups=3, dilation=2, padding_mode="replicate", padding=2),
     ],
 )
-def test_products_of_patches_are_the_convolution(convolution):
+def test_patch_products_match_convolution(convolution):
     axes = SHAPE[1:] if isinstance(convolution, nn.Conv2d) else SHAPE[1:2]
     x = torch.randn(4, convolution.in_channels, *axes)
-    actual, shape = patches(x, convolution)
+    columns, shape = patches(x, convolution)
     matrix = initial_weights(convolution)
     weight, bias = (matrix[:-1], matrix[-1]) if convolution.bias is not None else (matrix, 0)
     expected = convolution(x)
     assert expected.shape[2:] == shape
     offsets = math.prod(convolution.kernel_size)
-    value = grouped_matmul(actual[None], weight[None], convolution.groups, offsets)[0] + bias
-    torch.testing.assert_close(value.movedim(1, 2).unflatten(2, shape), expected)
+    outputs = grouped_matmul(columns[None], weight[None], convolution.groups, offsets)[0] + bias
+    torch.testing.assert_close(outputs.movedim(1, 2).unflatten(2, shape), expected)
 
 
-def test_weights_start_as_the_modules_own_and_one_draw_of_them_is_the_module():
+def test_initial_weights_reproduce_the_module():
     module = nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(168, 3)
     ).eval()
@@ -245,12 +245,12 @@ def test_weights_start_as_the_modules_own_and_one_draw_of_them_is_the_module():
     x = 5 + 2 * torch.randn(6, 84)
     theta = network.initialise(x)
     expected = module(((x - x.mean()) / x.std()).unflatten(1, SHAPE))
-    for draws in (1, 3):  # a convolution of torch's, and products of patches
+    for draws in (1, 3):  # torch's convolution, and patch products
         outputs = network(x, theta.expand(draws, 1, -1))
         torch.testing.assert_close(outputs, expected.expand(draws, -1, -1))
 
 
-def test_scales_start_so_that_values_have_mean_0_and_variance_1_also_behind_a_residual_addition():
+def test_initial_scales_standardise_outputs_after_residual_addition():
     class Residual(nn.Module):
         def __init__(self):
             super().__init__()
@@ -272,12 +272,12 @@ def test_scales_start_so_that_values_have_mean_0_and_variance_1_also_behind_a_re
     torch.testing.assert_close(outputs.var(0), torch.ones(3).double())
 
 
-def test_masks_take_the_place_of_the_modules_dropout_at_its_rates():
+def test_masks_replace_dropout_layers_at_their_rates():
     network = DrawnNetwork(gal_cnn((1, 12, 12), 3), Stochastic("masks", rate=0.9), (1, 12, 12))
     assert [(slot.shape, slot.keep) for slot in network.slots] == [((32,), 0.75), ((128,), 0.5)]
 
 
-def test_the_papers_networks_have_the_papers_sizes():
+def test_networks_from_papers_have_published_sizes():
     def sizes(module):
         return [tuple(p.shape) for p in module.parameters() if p.ndim > 1]
 
@@ -291,7 +291,7 @@ def test_the_papers_networks_have_the_papers_sizes():
     ]
 
 
-class Attends(nn.Module):
+class AttentionWithDropout(nn.Module):
     def __init__(self, rate):
         super().__init__()
         self.qkv, self.drop, self.out = nn.Linear(4, 12), nn.Dropout(rate), nn.Linear(20, 3)
@@ -303,33 +303,33 @@ class Attends(nn.Module):
         return self.out(h.flatten(1))
 
 
-def test_a_forward_may_read_the_rate_of_a_dropout_that_is_taken_away():
+def test_forward_can_read_the_rate_of_a_removed_dropout():
     for samples, rate in (("scales", 0.5), ("weights", 0.5), ("masks", 0.0)):
         stochastic = Stochastic(samples, rate=0.1 if samples == "masks" else 0.0)
-        network = DrawnNetwork(Attends(rate), stochastic, (5, 4))
+        network = DrawnNetwork(AttentionWithDropout(rate), stochastic, (5, 4))
         assert network.module.drop.p == 0
         network.initialise(torch.randn(9, 20))
         theta = torch.ones(2, 1, network.theta_dimension)
-        first, again = (network.train()(torch.ones(3, 20), theta)[0] for _ in range(2))
-        assert torch.equal(first, again)
+        first, repeated = (network.train()(torch.ones(3, 20), theta)[0] for _ in range(2))
+        assert torch.equal(first, repeated)
 
 
-def test_a_dropout_that_never_runs_is_no_place_for_a_mask():
+def test_dropout_that_never_runs_is_rejected_for_masks():
     with pytest.raises(
         InvalidInput, match=r"layer drop: Dropout: it never runs; .* with network.bayesian"
     ):
-        DrawnNetwork(Attends(0.5), Stochastic("masks"), (5, 4))
+        DrawnNetwork(AttentionWithDropout(0.5), Stochastic("masks"), (5, 4))
 
 
-@pytest.mark.parametrize("drawn", ["scales", "weights"])
-def test_rounding_of_large_outputs_mixes_no_rows(drawn):
+@pytest.mark.parametrize("kind", ["scales", "weights"])
+def test_rounding_of_large_outputs_does_not_count_as_mixing_rows(kind):
     module = nn.Sequential(nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 40))
     with torch.no_grad():
         module[2].weight.mul_(1e6)
-    DrawnNetwork(module, Stochastic(drawn), (300,), is_trained=True)
+    DrawnNetwork(module, Stochastic(kind), (300,), is_trained=True)
 
 
-def test_a_theta_of_members_picks_them():
+def test_theta_selects_ensemble_members():
     members = [nn.Linear(4, 3) for _ in range(3)]
     network = MemberNetwork(members, (4,))
     x = torch.randn(5, 4)
@@ -338,7 +338,7 @@ def test_a_theta_of_members_picks_them():
 
 
 @pytest.mark.parametrize(
-    ("path", "says"),
+    ("path", "message"),
     [
         ("no_such_package:make", "No module named 'no_such_package'"),
         ("a_users_factories:absent", "has no attribute 'absent'"),
@@ -346,7 +346,7 @@ def test_a_theta_of_members_picks_them():
         ("a_users_factories:gives_a_number", "a int"),
     ],
 )
-def test_a_factory_that_gives_no_module_is_refused(tmp_path, monkeypatch, path, says):
+def test_factory_that_fails_or_returns_no_module_is_rejected(tmp_path, monkeypatch, path, message):
     lines = [
         "def fails(shape, classes):",
         "    return 1 / 0",
@@ -355,9 +355,9 @@ def test_a_factory_that_gives_no_module_is_refused(tmp_path, monkeypatch, path, 
     ]
     (tmp_path / "a_users_factories.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(InvalidInput, match=r"network\.factory: ") as refused:
+    with pytest.raises(InvalidInput, match=r"network\.factory: ") as error:
         call_factory("network.factory", path, (4,), 3)
-    assert says in str(refused.value)
+    assert message in str(error.value)
     sys.modules.pop("a_users_factories", None)
 
 
@@ -381,7 +381,7 @@ def test_a_factory_that_gives_no_module_is_refused(tmp_path, monkeypatch, path, 
         ),
     ],
 )
-def test_outputs_of_another_width_are_refused_by_factory_and_layer(
+def test_wrong_output_width_is_rejected_with_factory_and_layer(
     tmp_path, monkeypatch, method, name, noise, expected, received
 ):
     lines = [
@@ -397,31 +397,31 @@ def test_outputs_of_another_width_are_refused_by_factory_and_layer(
     regression = {} if noise is None else {"task": "regression", "likelihood": {"noise": noise}}
     content = content_with(method=method, network={"factory": factory}, **regression)
     recipe = Recipe.model_validate({**content, "posterior": {}})
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInput) as error:
         build(recipe, (4,), 0 if noise else 3)
     assert (
-        str(refused.value)
+        str(error.value)
         == f"network.factory: expected {factory} to return a module with {expected}, got {received}"
     )
     sys.modules.pop("users_of_widths", None)
 
 
-def softened(shape, outputs):
+def softmax_module(shape, outputs):
     return nn.Sequential(nn.Linear(*shape, outputs), nn.Softmax(-1))
 
 
-def test_probabilities_in_place_of_logits_are_refused():
-    content = content_with(network={"factory": f"{__name__}:softened", "start": "trained"})
+def test_probabilities_instead_of_logits_are_rejected():
+    content = content_with(network={"factory": f"{__name__}:softmax_module", "start": "trained"})
     with pytest.raises(InvalidInput, match="to return a module without a final softmax"):
         build(Recipe.model_validate(content), (4,), 3)
     regression = {"task": "regression", "likelihood": {"noise": "heteroscedastic"}}
     build(Recipe.model_validate({**content, **regression, "serving": {}}), (4,), 0)
 
 
-# What is only seen when a graph is made
+# Errors during export
 
 
-class Chooses(nn.Module):
+class ValueBranch(nn.Module):
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(4, 3)
@@ -438,10 +438,10 @@ class LogGamma(nn.Module):
 
 @pytest.mark.usefixtures("fits")
 @pytest.mark.parametrize(
-    ("module", "says"),
+    ("module", "message"),
     [
         (
-            Chooses(),
+            ValueBranch(),
             "network: expected a forward pass without control flow that depends on values (use "
             "torch.where), got one with if, while, int(), float() or .item() of a tensor",
         ),
@@ -451,27 +451,27 @@ class LogGamma(nn.Module):
         ),
     ],
 )
-def test_what_cannot_be_exported_is_refused_in_plain_words(module, says):
+def test_modules_that_cannot_be_exported_are_rejected_in_plain_words(module, message):
     network = DrawnNetwork(module, Stochastic("masks", input_rate=0.5), (4,))
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInput) as error:
         check_exports(
             BayesianModel(network, MaskPosterior(network.slots, is_served=True), Categorical(3))
         )
-    assert str(refused.value) == says
+    assert str(error.value) == message
 
 
-def test_operators_that_are_not_served_are_refused_by_name(monkeypatch):
-    def fails(*_, **__):
+def test_unsupported_operators_are_rejected_by_name(monkeypatch):
+    def raise_error(*_, **__):
         raise GraphError("network.onnx", "expected supported operators, got Bernoulli")
 
-    monkeypatch.setattr(graphs, "export", fails)
+    monkeypatch.setattr(graphs, "export", raise_error)
     network = DrawnNetwork(nn.Linear(4, 3), Stochastic("masks", input_rate=0.5), (4,))
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInput) as error:
         check_exports(
             BayesianModel(network, MaskPosterior(network.slots, is_served=True), Categorical(3))
         )
     expected = "a module of operators that the service supports (docs/networks.md)"
-    assert str(refused.value) == (
+    assert str(error.value) == (
         f"network: expected {expected}, got network.onnx: expected supported operators, "
         "got Bernoulli"
     )
@@ -511,7 +511,7 @@ class Sequence(nn.Module):
     "kind", ["attention", "fused attention", "layer norm", "group norm", "gru"]
 )
 @pytest.mark.parametrize("method", ["bhn-realnvp", "bbb-gaussian", "dropout", "mle"])
-def test_attention_norms_and_recurrent_layers_are_fitted(monkeypatch, method, kind):
+def test_attention_norms_and_recurrent_layers_can_be_trained(monkeypatch, method, kind):
     monkeypatch.setattr(models, "call_factory", lambda *_: Sequence(kind))
     monkeypatch.setattr(models, "channels_first", tuple)
     posterior = {"couplings": 1, "hidden": 4} if method == "bhn-realnvp" else {}
@@ -524,7 +524,7 @@ def test_attention_norms_and_recurrent_layers_are_fitted(monkeypatch, method, ki
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.network.parameters())
 
 
-def test_checkpoints_depend_on_the_source_of_the_factory(tmp_path, monkeypatch):
+def test_source_digest_depends_on_the_source_of_the_factory(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     source = "from torch import nn\ndef build(*_): return nn.Linear(1, 1)"
     (tmp_path / "users_net.py").write_text(source)

@@ -9,8 +9,8 @@ from training.networks.networks import DrawnNetwork
 PRIOR_STD = 2.0
 
 
-class TwoPlaces(nn.Module):
-    """A user's module whose one Dropout runs twice."""
+class RepeatedDropout(nn.Module):
+    """A module whose Dropout layer runs twice."""
 
     def __init__(self):
         super().__init__()
@@ -26,13 +26,13 @@ def decay(module, shape, **rates):
     )
 
 
-def test_masks_before_every_layer_keep_all_its_inputs_alike():
+def test_masks_scale_the_decay_of_each_layer():
     module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     expected = module[0].weight.square().sum() / 0.9 + module[2].weight.square().sum() / 0.6
     torch.testing.assert_close(decay(module, (3,), rate=0.4, input_rate=0.1), expected)
 
 
-def test_a_module_s_own_dropouts_count_for_the_layers_that_they_stand_before():
+def test_dropout_layers_scale_the_decay_of_the_next_layer():
     module = nn.Sequential(
         *(
             nn.Conv2d(1, 3, 3),
@@ -50,7 +50,7 @@ def test_a_module_s_own_dropouts_count_for_the_layers_that_they_stand_before():
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.2, 0.5])
-def test_weight_decay_is_the_exact_kl_of_dropout(rate):
+def test_weight_decay_matches_the_exact_kl_of_dropout(rate):
     network = DrawnNetwork(nn.Linear(3, 2, bias=False), Stochastic("masks", input_rate=rate), (3,))
     masks = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 3)
     probability = torch.where(masks > 0, 1 - rate, rate).prod(1)
@@ -60,6 +60,6 @@ def test_weight_decay_is_the_exact_kl_of_dropout(rate):
     torch.testing.assert_close(network.weight_decay(PRIOR_STD), expected)
 
 
-def test_a_dropout_that_runs_twice_is_refused():
+def test_dropout_that_runs_twice_is_rejected():
     with pytest.raises(InvalidInput, match="layer drop: Dropout: it runs 2 times; use a separate"):
-        DrawnNetwork(TwoPlaces(), Stochastic("masks"), (4,))
+        DrawnNetwork(RepeatedDropout(), Stochastic("masks"), (4,))

@@ -20,10 +20,10 @@ DRAWS = 1000
 
 @pytest.fixture(scope="module")
 def runtime(fits):
-    return made_runtime("bbb-gaussian", {"initial_log_std": -1.0})
+    return build_runtime("bbb-gaussian", {"initial_log_std": -1.0})
 
 
-def made_runtime(method, posterior):
+def build_runtime(method, posterior):
     recipe = Recipe.model_validate(
         {
             "name": "a",
@@ -52,7 +52,7 @@ def rows():
 
 
 @pytest.mark.slow
-def test_a_large_draw_set_is_streamed_and_gives_the_bits_of_a_held_one(runtime):
+def test_streamed_draw_set_is_bit_identical_to_a_stored_draw_set(runtime):
     x = rows().x[:3]
     assert DRAWS * runtime.draw_bytes > MAX_DRAW_SET_BYTES
     streamed = runtime.draw_set(7, DRAWS)
@@ -66,39 +66,39 @@ def test_a_large_draw_set_is_streamed_and_gives_the_bits_of_a_held_one(runtime):
     np.testing.assert_array_equal(density, same_density)
 
 
-def test_rows_run_in_parts_get_the_bits_of_rows_alone(runtime):
+def test_rows_run_in_parts_are_bit_identical_to_single_rows(runtime):
     draws = runtime.draw_set(7, 3)
-    together, density = runtime.run_set(rows().x, draws)  # more rows than one run takes
+    outputs, density = runtime.run_set(rows().x, draws)  # more rows than one run takes
     for n in (0, 127, 128, 199):
-        alone, alone_density = runtime.run_set(rows().x[n : n + 1], draws)
-        np.testing.assert_array_equal(alone[:, 0], together[:, n])
-        np.testing.assert_array_equal(alone_density[0], density[n])
+        row_outputs, row_density = runtime.run_set(rows().x[n : n + 1], draws)
+        np.testing.assert_array_equal(row_outputs[:, 0], outputs[:, n])
+        np.testing.assert_array_equal(row_density[0], density[n])
 
 
-def test_calibration_rows_that_share_draws_are_scored_as_a_request_of_them_is_served(runtime):
-    some, counts, share = rows().take(np.arange(10)), [1, 3], 4
+def test_calibration_rows_that_share_draws_match_a_request(runtime):
+    sample, counts, share = rows().take(np.arange(10)), [1, 3], 4
     names = FOR_ANY_SHAPE
-    scores, densities = served_scores(runtime, some, counts, 3, share)
+    scores, densities = served_scores(runtime, sample, counts, 3, share)
     for i, start in enumerate(range(0, 10, share)):
         log_probs, density = runtime.run_set(
-            some.x[start : start + share], runtime.draw_set(draw_seed(3, i), 3)
+            sample.x[start : start + share], runtime.draw_set(draw_seed(3, i), 3)
         )
         for j, count in enumerate(counts):
             expected = predictive_scores(predictive_sums(log_probs[:count]), standard_errors=False)
             for name, values in detector_scores(expected, density, names).items():
-                received = detector_scores(scores[j], densities, names)[name]
+                actual = detector_scores(scores[j], densities, names)[name]
                 np.testing.assert_allclose(
-                    received[start : start + share], values, rtol=1e-9, atol=1e-12
+                    actual[start : start + share], values, rtol=1e-9, atol=1e-12
                 )
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fits")
-def test_rows_share_a_draw_set_only_where_draws_are_large_or_the_same_for_all(runtime):
+def test_rows_share_a_draw_set_only_if_draws_are_large_or_identical(runtime):
     assert rows_per_draw_set(runtime, 200, 100) == MIN_SHARING_ROWS
     assert rows_per_draw_set(runtime, 10_000, 1000) > MIN_SHARING_ROWS
-    members = made_runtime("ensemble", {"members": 2})
+    members = build_runtime("ensemble", {"members": 2})
     assert members.algorithm == DRAW_INDEX
     assert rows_per_draw_set(members, 200, 2) == 200
-    masks = made_runtime("dropout", {})
+    masks = build_runtime("dropout", {})
     assert rows_per_draw_set(masks, 200, 100) == 1

@@ -41,7 +41,7 @@ def get_splits(train, test):
     return Splits(*map(train.take, parts), test)
 
 
-def test_the_constant_is_the_likelihood_of_smoothed_shares_by_hand():
+def test_constant_baseline_uses_smoothed_class_shares():
     train, test = get_rows(np.array([0] * 6 + [1] * 3)), get_rows(np.array([0, 1, 2, 0]))
     actual = baselines(get_splits(train, test), 3)["constant"]
     by_hand = (2 * log(7 / 12) + log(4 / 12) + log(1 / 12)) / 4
@@ -49,7 +49,7 @@ def test_the_constant_is_the_likelihood_of_smoothed_shares_by_hand():
     assert actual[ACCURACY].value == 0.5
 
 
-def test_the_constant_of_targets_is_their_gaussian_by_hand():
+def test_constant_baseline_of_regression_is_gaussian():
     train, test = get_rows(np.float32([1, 2, 6])), get_rows(np.float32([3, 0]))
     actual = baselines(get_splits(train, test), 0)["constant"]
     variance = (4 + 1 + 9) / 3
@@ -59,7 +59,7 @@ def test_the_constant_of_targets_is_their_gaussian_by_hand():
 
 
 @pytest.mark.parametrize("classes", [0, 2, 4])
-def test_linear_and_boosting_find_what_a_column_gives_away(classes):
+def test_linear_and_boosting_learn_from_informative_column(classes):
     y = np.arange(200) % classes if classes else RANDOM.normal(size=200).astype(np.float32)
     rows = get_rows(y)
     actual = baselines(get_splits(rows, rows), classes)
@@ -70,7 +70,7 @@ def test_linear_and_boosting_find_what_a_column_gives_away(classes):
         assert figures[LOG_LIKELIHOOD].value <= 0 or not classes
 
 
-def test_a_class_that_no_row_of_a_large_set_has_keeps_the_least_probability():
+def test_class_without_rows_keeps_minimum_probability():
     y = np.append(1, np.zeros(12_000, dtype=np.int64))
     actual = baselines(get_splits(get_rows(y), get_rows(np.array([2, 0]))), 3)
     for name in ("linear", "boosting"):
@@ -78,9 +78,7 @@ def test_a_class_that_no_row_of_a_large_set_has_keeps_the_least_probability():
 
 
 @pytest.mark.parametrize("validation", [[0, 1, 2], [1]])
-def test_validation_rows_may_have_classes_that_the_sample_of_boosting_lacks(
-    validation, monkeypatch
-):
+def test_boosting_accepts_validation_classes_missing_from_its_sample(validation, monkeypatch):
     monkeypatch.setattr("training.publishing.baselines.MIN_ROWS", 40)
     monkeypatch.setattr("training.publishing.baselines.TREES", 0)
     train = get_rows(np.repeat([0, 1, 2], [100, 1, 99]))
@@ -88,7 +86,7 @@ def test_validation_rows_may_have_classes_that_the_sample_of_boosting_lacks(
     assert baselines(splits, 3)["boosting"][ACCURACY].value > 0.9
 
 
-def test_rows_that_are_spread_have_the_first_and_the_last_class():
+def test_spread_rows_include_first_and_last_class():
     y = np.append(np.ones(5000, dtype=np.int64), [0, 2])
     small = spread(get_rows(y), 100)
     assert len(small) == 100
@@ -99,31 +97,31 @@ def get_figures(log_likelihood, hits):
     return {LOG_LIKELIHOOD: Mean(np.array(log_likelihood)), ACCURACY: Share(np.array(hits))}
 
 
-def test_a_sentence_says_what_is_clearly_better_and_nothing_what_may_be_chance():
+def test_warnings_name_clearly_better_baselines_and_ties_with_constant():
     even = [-0.5, -0.6] * 50
-    mine = get_figures(even, [True, False] * 50)
+    model = get_figures(even, [True, False] * 50)
     better = get_figures(np.array(even) + [0.1, 0.2] * 50, [True] * 100)
-    alike = get_figures(np.array(even) + [2.0, -1.9] * 50, [True, False] * 50)
+    tied = get_figures(np.array(even) + [2.0, -1.9] * 50, [True, False] * 50)
     worse = get_figures(np.array(even) - 0.1, [True, False] * 50)
-    assert list(warn_if_worse(mine, {"constant": worse, "linear": alike}, "always 'ok'")) == []
-    (no_better,) = warn_if_worse(mine, {"constant": alike}, "always 'ok'")
+    assert list(warn_if_worse(model, {"constant": worse, "linear": tied}, "always 'ok'")) == []
+    (no_better,) = warn_if_worse(model, {"constant": tied}, "always 'ok'")
     assert no_better.startswith("no better than always 'ok': log-likelihood -0.55 against -0.5")
-    assert list(warn_if_worse(mine, {"linear": better, "boosting": alike}, "always 'ok'")) == [
+    assert list(warn_if_worse(model, {"linear": better, "boosting": tied}, "always 'ok'")) == [
         "worse than linear: log-likelihood -0.55 against -0.4 on 100 test rows (difference -0.15, "
         "standard error 0.005)"
     ]
-    likelihood, accuracy = warn_if_worse(mine, {"constant": better}, "always 'ok'")
+    likelihood, accuracy = warn_if_worse(model, {"constant": better}, "always 'ok'")
     assert likelihood.startswith("worse than always 'ok': log-likelihood -0.55 against -0.4")
     assert accuracy == "accuracy 0.5 is below the 1 of always 'ok'"
 
 
-@pytest.mark.parametrize(("value", "is_wrong"), [(9.996, True), (2.0, False), (0.3, False)])
-def test_a_temperature_beyond_two_says_that_training_went_wrong(value, is_wrong):
+@pytest.mark.parametrize(("value", "has_warning"), [(9.996, True), (2.0, False), (0.3, False)])
+def test_temperature_above_two_causes_warning(value, has_warning):
     choice = TemperatureChoice(value=value, fitted=value, gain=1.0, standard_error=0.1)
-    message = tuple(fit_warnings(Provenance(temperature=choice)))
-    assert bool(message) == is_wrong
+    messages = tuple(fit_warnings(Provenance(temperature=choice)))
+    assert bool(messages) == has_warning
     assert all(
-        f"the network alone is overconfident (temperature {value:.4g})" in item for item in message
+        f"the network alone is overconfident (temperature {value:.4g})" in item for item in messages
     )
 
 
@@ -140,14 +138,14 @@ def test_a_temperature_beyond_two_says_that_training_went_wrong(value, is_wrong)
         ("mle", 1e-4, []),
     ],
 )
-def test_a_tempered_posterior_says_its_temperature(method, weight, notes):
+def test_tempered_posterior_is_reported_with_temperature(method, weight, notes):
     recipe = recipe_with(method=method, training={"kl_weight": weight}).model_dump(mode="json")
     actual = list(fit_warnings(Provenance(recipe=recipe, rows={"train": 1000})))
     assert actual == notes
 
 
 @pytest.mark.parametrize(
-    ("method", "change"),
+    ("method", "remedy"),
     [
         ("bhn-realnvp", "initial_log_std"),
         ("laplace", "prior_std"),
@@ -155,41 +153,41 @@ def test_a_tempered_posterior_says_its_temperature(method, weight, notes):
         ("ensemble", "members"),
     ],
 )
-def test_a_posterior_that_never_doubts_says_so_and_what_may_change_it(method, change):
-    def get_notes(of_rows, of_noise, max_draws=None):
-        return list(_agreement_warnings(Quality({}, of_rows, of_noise), METHODS[method], max_draws))
+def test_posterior_without_disagreement_causes_warning_with_remedy(method, remedy):
+    def get_notes(rows, noise, max_draws=None):
+        return list(_agreement_warnings(Quality({}, rows, noise), METHODS[method], max_draws))
 
     (warning,) = get_notes(1e-5, 2e-4)
     assert "their disagreement is 0.001 % of the total uncertainty on test rows" in warning
-    assert change in warning
+    assert remedy in warning
     assert get_notes(1e-5, 0.1) == get_notes(0.1, 1e-5) == get_notes(0.0, 0.0, max_draws=1) == []
 
 
-@pytest.mark.parametrize(("nll", "collapsed"), [(0.68, False), (0.7, True), (2.4, True)])
-def test_a_posterior_that_says_no_more_than_a_guess_is_told(nll, collapsed):
+@pytest.mark.parametrize(("nll", "is_collapsed"), [(0.68, False), (0.7, True), (2.4, True)])
+def test_posterior_no_better_than_guess_causes_warning(nll, is_collapsed):
     guess = guess_nll(torch.tensor([0, 1] * 50))
     assert guess == pytest.approx(log(2))
     facts = {"nll": nll, "uncertainty_change": {"median": 0.1, "p90": 0.2}}
     actual = list(fit_warnings(Provenance(convergence={**facts, "guess_nll": guess})))
     assert [f"{nll:.3g} against 0.693 nats per row" in item for item in actual] == [
         True
-    ] * collapsed
+    ] * is_collapsed
     assert list(fit_warnings(Provenance(convergence=facts))) == list(fit_warnings(Provenance()))
 
 
-def test_a_guess_at_targets_is_a_gaussian_of_them():
+def test_regression_guess_is_gaussian():
     y = torch.tensor([-2.0, 2.0] * 20)
     assert guess_nll(y) == pytest.approx(0.5 * log(2 * pi * 4) + 0.5)
 
 
-def test_draws_disagree_by_the_share_of_the_uncertainty_that_is_theirs():
-    agreed = np.log(np.tile([0.9, 0.1], (2, 3, 1)))
-    assert disagreement(predictive_scores(predictive_sums(agreed))) == pytest.approx(0.0, abs=1e-12)
+def test_disagreement_is_share_of_uncertainty_between_draws():
+    equal = np.log(np.tile([0.9, 0.1], (2, 3, 1)))
+    assert disagreement(predictive_scores(predictive_sums(equal))) == pytest.approx(0.0, abs=1e-12)
     certain = np.log(np.array([[[1.0, 1e-30]] * 3, [[1e-30, 1.0]] * 3]))
     assert disagreement(predictive_scores(predictive_sums(certain))) == pytest.approx(1.0)
     means, log_variances = np.array([[[1.0], [-1.0]], np.zeros((2, 1))])
     outputs = np.stack([means, log_variances], axis=-1)
-    # the variance of the two means is 2, of each draw 1
+    # The variance is 2 between the two means and 1 within each draw.
     assert disagreement(mixture_scores(mixture_sums(outputs))) == pytest.approx(2 / 3)
 
 
@@ -215,21 +213,21 @@ def fit(tmp_path, monkeypatch, capsys, fits):
     return run
 
 
-def test_what_is_worse_than_the_constant_is_published_anyway_or_not_at_all(fit, tmp_path):
-    badly = {"epochs": 3, "learning_rate": 0.5, "final_learning_rate": 0.5}
-    code, _, errors = fit(**badly)
+def test_model_worse_than_constant_is_published_only_with_anyway(fit, tmp_path):
+    training = {"epochs": 3, "learning_rate": 0.5, "final_learning_rate": 0.5}
+    code, _, errors = fit(**training)
     assert code == 1
     assert "is not published because it is worse than always" in errors
     assert "--anyway" in errors
     store = ModelStore(tmp_path / "models")
     assert store.versions("flights") == []
-    code, out, rest = fit("--anyway", **badly)
-    assert code == 0, rest
-    assert "worse than always 'ok': log-likelihood" in rest
+    code, out, anyway_errors = fit("--anyway", **training)
+    assert code == 0, anyway_errors
+    assert "worse than always 'ok': log-likelihood" in anyway_errors
     (constant,) = [line for line in out.splitlines() if line.startswith("always 'ok'")]
     manifest = store.manifest("flights", "1")
-    its = manifest.baselines["constant"][LOG_LIKELIHOOD]
-    assert constant.endswith(f" {its:.4g}")
-    assert f"against {its:.4g} on 80 test rows" in errors
+    likelihood = manifest.baselines["constant"][LOG_LIKELIHOOD]
+    assert constant.endswith(f" {likelihood:.4g}")
+    assert f"against {likelihood:.4g} on 80 test rows" in errors
     assert set(manifest.baselines) == {"constant", "linear", "boosting"}
     assert any(message.startswith("worse than always 'ok'") for message in manifest.warnings)

@@ -13,7 +13,7 @@ SITES = ("north", "south", "tiny")
 ROWS = 400
 
 
-def table(path, seed):
+def write_table(path, seed):
     rng = np.random.default_rng(seed)
     site = rng.choice(3, ROWS, p=[0.5, 0.45, 0.05])
     x = rng.normal(size=ROWS)
@@ -25,8 +25,8 @@ def table(path, seed):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, fits):
     folder = tmp_path_factory.mktemp("sites")
-    table(folder / "rows.csv", 0)
-    table(folder / "others.csv", 1)
+    write_table(folder / "rows.csv", 0)
+    write_table(folder / "others.csv", 1)
     recipe = write_recipe(
         folder,
         name="sites",
@@ -53,7 +53,7 @@ def folder(tmp_path_factory, fits):
     return folder
 
 
-def opened(folder, name, version="1"):
+def load_model(folder, name, version="1"):
     return Model.load(ModelStore(folder / "models").open(name, version, NEEDED))
 
 
@@ -63,8 +63,8 @@ def get_parts(folder):
     return {part["name"]: part for part in json.loads(file.read_text())["parts"]}
 
 
-def test_the_manifest_says_by_what_it_is_calibrated_and_where_rows_are_few(folder):
-    manifest = opened(folder, "sites").manifest
+def test_manifest_names_calibration_groups_and_groups_with_too_few_rows(folder):
+    manifest = load_model(folder, "sites").manifest
     categories = manifest.categories
     assert (categories.kind, categories.column, categories.names) == ("group", "site", SITES)
     assert sum(categories.judged_rows) == manifest.detectors.ranking_rows == 100
@@ -77,14 +77,14 @@ def test_the_manifest_says_by_what_it_is_calibrated_and_where_rows_are_few(folde
     assert [column.name for column in manifest.input.columns] == ["x"]
 
 
-def test_intervals_are_as_wide_as_each_group_needs(folder):
-    tables = opened(folder, "sites").calibration.rank_tables[1]
+def test_interval_width_depends_on_group(folder):
+    tables = load_model(folder, "sites").calibration.rank_tables[1]
     ends = tables.intervals(np.zeros(3), np.ones(3), 0.9, categories=np.array([0, 1, -1]))
     assert ends[1, 1] > 2 * ends[0, 1]
     assert ends[2, 1] == ends[1, 1]
 
 
-def test_evidence_shows_every_group_with_its_intervals(folder):
+def test_report_measures_every_group_with_intervals(folder):
     parts = get_parts(folder)
     assert set(parts) == set(SITES)
     assert sum(part["rows"] for part in parts.values()) == 120
@@ -96,15 +96,16 @@ def test_evidence_shows_every_group_with_its_intervals(folder):
     assert parts["south"]["rmse"] > 2 * parts["north"]["rmse"]
 
 
-def test_a_group_of_few_rows_is_covered_in_any_case(folder):
+def test_group_with_few_rows_is_always_covered(folder):
     tiny = get_parts(folder)["tiny"]
     assert (tiny["covered"], tiny["flagged"]) == (1.0, 0.0)
 
 
-def test_a_version_is_calibrated_anew_by_its_own_kind_of_categories(folder):
-    manifest = opened(folder, "sites", "2").manifest
+def test_recalibration_keeps_kind_of_categories(folder):
+    manifest = load_model(folder, "sites", "2").manifest
     assert (manifest.categories.kind, manifest.categories.column) == ("group", "site")
     assert sum(manifest.categories.judged_rows) == manifest.detectors.ranking_rows
     assert (
-        manifest.categories.judged_rows != opened(folder, "sites").manifest.categories.judged_rows
+        manifest.categories.judged_rows
+        != load_model(folder, "sites").manifest.categories.judged_rows
     )

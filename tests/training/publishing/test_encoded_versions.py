@@ -18,7 +18,7 @@ WIDTH = 16
 
 
 class Body(nn.Module):
-    """An encoder of images, the same whenever it is made."""
+    """Image encoder with deterministic weights."""
 
     def __init__(self, shape):
         super().__init__()
@@ -36,7 +36,7 @@ class Body(nn.Module):
 
 
 class Eigenvalues(nn.Module):
-    """An operator that ONNX does not have."""
+    """Module with an operator that ONNX does not support."""
 
     def __init__(self, shape):
         super().__init__()
@@ -50,7 +50,7 @@ NETWORK = {"hidden": [], "encoder": f"{__name__}:Body"}
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory, fits):
-    """A folder with two versions of the same content, one fitted and one published again."""
+    """Create a folder with a fitted version and a second version of the same content."""
     folder = tmp_path_factory.mktemp("encoded")
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("DUBITO_STORE", str(folder / "models"))
@@ -73,7 +73,7 @@ def get_models(folder):
     return [Model.load(store.open("small", version, NEEDED)) for version in ("1", "2")]
 
 
-def test_it_is_fitted_on_what_the_encoder_says(published, digits_rows):
+def test_version_is_fitted_on_encoder_outputs(published, digits_rows):
     manifest = ModelStore(published / "models").manifest("small", "1")
     assert manifest.encoder.model_dump() == {"outputs": WIDTH, "rows_at_once": 8}
     assert manifest.input.shape == (8, 8)
@@ -88,12 +88,12 @@ def test_it_is_fitted_on_what_the_encoder_says(published, digits_rows):
     np.testing.assert_allclose(model.runtime.encoded(x.numpy()), expected.numpy(), atol=1e-5)
 
 
-def test_versions_share_the_encoder_in_memory(published):
+def test_versions_share_encoder_in_memory(published):
     first, second = get_models(published)
     assert first.encoder is second.encoder
 
 
-def test_an_encoder_that_is_damaged_or_missing_is_not_served(published, tmp_path):
+def test_version_with_damaged_or_missing_encoder_cannot_be_opened(published, tmp_path):
     shutil.copytree(published / "models", tmp_path / "models")
     path = tmp_path / "models/small/2/encoder.onnx"
     content = bytearray(path.read_bytes())
@@ -107,36 +107,38 @@ def test_an_encoder_that_is_damaged_or_missing_is_not_served(published, tmp_path
         store.open("small", "2", NEEDED)
 
 
-def test_it_is_served_like_any_other(published, serve, digits_rows):
+def test_service_predicts_explains_and_ranks_with_encoder(published, serve, digits_rows):
     rows = digits_rows[:5].tolist()
     with serve(published / "models") as (url, _), httpx.Client(base_url=url, timeout=30) as client:
         request = {"inputs": rows, "seed": 3, "return_samples": True}
-        answer = client.post("/predict", json=request)
-        assert client.post("/predict", json=request).content == answer.content
-        together = answer.json()["predictions"]
-        alone = [
+        response = client.post("/predict", json=request)
+        assert client.post("/predict", json=request).content == response.content
+        batch = response.json()["predictions"]
+        single = [
             client.post("/predict", json={**request, "inputs": [row]}).json()["predictions"][0]
             for row in rows
         ]
-        assert alone == together
-        (explained,) = client.post("/predict", json={"inputs": rows[:1], "explain": True}).json()[
+        assert single == batch
+        (prediction,) = client.post("/predict", json={"inputs": rows[:1], "explain": True}).json()[
             "predictions"
         ]
-        reason = explained["explanation"]
-        assert reason["map"] is None
-        assert len(reason["nearest"]) == 5
+        explanation = prediction["explanation"]
+        assert explanation["map"] is None
+        assert len(explanation["nearest"]) == 5
         ranked = client.post("/acquire", json={"pool": rows, "k": 2, "seed": 3}).json()["ranking"]
         assert len(ranked) == 2
         models = client.get("/models").json()["models"]
         assert models[0]["encoder"] == {"outputs": WIDTH, "rows_at_once": 8}
-    samples = np.array([row["samples"] for row in together]).swapaxes(0, 1)
+    samples = np.array([row["samples"] for row in batch]).swapaxes(0, 1)
     _, model = get_models(published)
     x = digits_rows[:5].reshape(5, -1).astype(np.float32)
-    outputs, _ = model.runtime.run_set(x, model.runtime.draw_set(3, answer.json()["num_samples"]))
+    outputs, _ = model.runtime.run_set(x, model.runtime.draw_set(3, response.json()["num_samples"]))
     np.testing.assert_allclose(samples, np.exp(outputs), atol=1e-6)
 
 
-def test_versions_are_recalibrated_evaluated_and_warm_started(published, monkeypatch, capsys):
+def test_encoded_version_can_be_evaluated_and_warm_started_but_not_pruned(
+    published, monkeypatch, capsys
+):
     monkeypatch.setenv("DUBITO_STORE", str(published / "models"))
     monkeypatch.setenv("DUBITO_RUNS", str(published / "runs"))
     assert main(["evaluate", "small:1", "--rows", "20", "--quiet"]) == 0
@@ -149,7 +151,7 @@ def test_versions_are_recalibrated_evaluated_and_warm_started(published, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("network", "says"),
+    ("network", "message"),
     [
         ({"encoder": f"{__name__}:Eigenvalues"}, "expected a module that ONNX can export, got"),
         (
@@ -160,12 +162,12 @@ def test_versions_are_recalibrated_evaluated_and_warm_started(published, monkeyp
     ],
 )
 @pytest.mark.usefixtures("fits")
-def test_an_encoder_that_cannot_be_one_is_refused(tmp_path, monkeypatch, capsys, network, says):
+def test_invalid_encoder_is_rejected(tmp_path, monkeypatch, capsys, network, message):
     monkeypatch.setenv("DUBITO_STORE", str(tmp_path / "models"))
     monkeypatch.setenv("DUBITO_RUNS", str(tmp_path / "runs"))
     recipe = write_recipe(
         tmp_path, network={k: v for k, v in (NETWORK | network).items() if v is not None}
     )
     assert main(["fit", str(recipe), "--quiet"]) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "models").exists()

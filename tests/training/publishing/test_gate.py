@@ -9,9 +9,9 @@ from model_store.artifacts.manifest import FileSpec, InputSpec, TextSpec
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from tests.support.recipes import get_recipe, recipe_with, write_recipe
-from tests.support.refusals import refused
+from tests.support.refusals import assert_invalid
 from training.__main__ import main
-from training.data import load as data_of
+from training.data import load as load_data
 from training.data.arrays import digits
 from training.data.rows import Rows
 from training.evaluation.pairs import describe_loss
@@ -28,14 +28,14 @@ def fit(tmp_path, monkeypatch, capsys, fits):
     monkeypatch.setenv("DUBITO_STORE", str(tmp_path / "models"))
     monkeypatch.setenv("DUBITO_RUNS", str(tmp_path / "runs"))
 
-    def run(epochs, rate, allowed):
+    def run(epochs, rate, max_loss):
         training = {
             "epochs": epochs,
             "batch_rows": 32,
             "learning_rate": rate,
             "final_learning_rate": rate,
         }
-        gate = {"metrics": {"test_accuracy": allowed, "uniform_noise_flagged_at_05": 1.0}}
+        gate = {"metrics": {"test_accuracy": max_loss, "uniform_noise_flagged_at_05": 1.0}}
         path = write_recipe(
             tmp_path, name="gated", posterior=POSTERIOR, training=training, gate=gate
         )
@@ -45,7 +45,7 @@ def fit(tmp_path, monkeypatch, capsys, fits):
     return run
 
 
-def test_a_worse_version_is_refused_and_may_be_published_by_a_laxer_gate(fit, tmp_path):
+def test_worse_version_is_published_only_with_laxer_gate(fit, tmp_path):
     store = ModelStore(tmp_path / "models")
     code, _, message = fit(4, 1e-2, 0.0)
     assert code == 0
@@ -76,13 +76,13 @@ def test_a_worse_version_is_refused_and_may_be_published_by_a_laxer_gate(fit, tm
     assert store.versions("gated") == ["1", "2"]
 
 
-def test_a_negative_loss_reads_as_an_improvement():
+def test_negative_loss_is_described_as_improvement():
     assert describe_loss(0.0115, (-0.02, 0.05)) == "worse by 0.0115 (95 % interval -0.02 to 0.05)"
     assert describe_loss(-0.0115, (-0.05, 0.02)) == "better by 0.0115 (95 % interval -0.02 to 0.05)"
 
 
-def test_a_version_of_other_classes_is_measured_by_the_names_of_the_rows(own_store, digits_rows):
-    model = Model.load(own_store.open("digits", "1", files=NEEDED))
+def test_measuring_matches_classes_by_name(writable_store, digits_rows):
+    model = Model.load(writable_store.open("digits", "1", files=NEEDED))
     rows = digits().test.take(np.arange(40))
     classes = model.manifest.classes
     expected = measure(model, rows, digits(), 3).figures
@@ -97,29 +97,31 @@ def test_a_version_of_other_classes_is_measured_by_the_names_of_the_rows(own_sto
             assert actual[name].value == pytest.approx(figure.value), name
 
 
-def test_rows_of_a_class_that_a_version_does_not_have_count_as_wrong(own_store):
-    model = Model.load(own_store.open("digits", "1", files=NEEDED))
+def test_rows_of_classes_unknown_to_version_count_as_wrong(writable_store):
+    model = Model.load(writable_store.open("digits", "1", files=NEEDED))
     data = replace(digits(), classes=(*model.manifest.classes, "ten"))
     figures = measure(model, Rows(data.test.x[:40], np.full(40, 10)), data, 3).figures
     assert figures["test_accuracy"].value == figures["test_reliable_accuracy"].value == 0.0
 
 
-def test_rows_as_taken_by_a_table_are_encoded_as_the_other_version_takes_them(own_store, tmp_path):
+def test_table_rows_are_encoded_for_columns_of_another_version(writable_store, tmp_path):
     generator = np.random.default_rng(0)
     x, y = generator.normal(3, 2, 80), generator.integers(0, 2, 80)
     lines = [f"{value:.6f},{'ab'[label]}" for value, label in zip(x, y, strict=True)]
     (tmp_path / "table.csv").write_text("\n".join(["value,label", *lines]))
     recipe = get_recipe("csv:table.csv", target="label")
-    data = data_of(recipe, tmp_path)
-    draft = Draft(own_store.manifest("digits", "1").model_copy(update={"input": data.input}), {})
+    data = load_data(recipe, tmp_path)
+    draft = Draft(
+        writable_store.manifest("digits", "1").model_copy(update={"input": data.input}), {}
+    )
     column = data.columns[0].model_copy(update={"mean": 1.0, "std": 0.5})
     for columns, expected in (
         ((column,), "encoded"),
         (data.columns, "as they are"),
         ((), "not at all"),
     ):
-        other = data.input.model_copy(update={"columns": columns})
-        manifest = own_store.manifest("digits", "1").model_copy(update={"input": other})
+        input_spec = data.input.model_copy(update={"columns": columns})
+        manifest = writable_store.manifest("digits", "1").model_copy(update={"input": input_spec})
         actual = encode_rows_for(manifest, recipe, draft, data.test, tmp_path)
         if expected == "encoded":
             raw = data.test.x * data.columns[0].std + data.columns[0].mean
@@ -130,36 +132,36 @@ def test_rows_as_taken_by_a_table_are_encoded_as_the_other_version_takes_them(ow
     unknown = data.input.model_copy(
         update={"columns": (column.model_copy(update={"name": "another"}),)}
     )
-    manifest = own_store.manifest("digits", "1").model_copy(update={"input": unknown})
+    manifest = writable_store.manifest("digits", "1").model_copy(update={"input": unknown})
     assert encode_rows_for(manifest, recipe, draft, data.test, tmp_path) is None
 
 
-def test_rows_of_text_are_those_of_another_version_with_the_same_tokens_alone(published, tmp_path):
+def test_text_rows_are_reused_only_with_same_tokenizer_and_settings(published, tmp_path):
     text = TextSpec(column="text", max_tokens=4, pad_id=0)
-    used = InputSpec(shape=(4,), dtype="int32", minimum=0, maximum=9, text=text)
+    input_spec = InputSpec(shape=(4,), dtype="int32", minimum=0, maximum=9, text=text)
     test = Rows(np.zeros((3, 4), dtype=np.float32), np.zeros(3, dtype=np.int64))
     published = published.manifest("m", "1")
-    draft = Draft(published.model_copy(update={"input": used}), {"tokenizer.json": b"one"})
-    longer = used.model_copy(update={"text": text.model_copy(update={"truncation": "left"})})
-    for other, content, expected in (
-        (used, b"one", test),
-        (used, b"another", None),
+    draft = Draft(published.model_copy(update={"input": input_spec}), {"tokenizer.json": b"one"})
+    longer = input_spec.model_copy(update={"text": text.model_copy(update={"truncation": "left"})})
+    for candidate_spec, content, expected in (
+        (input_spec, b"one", test),
+        (input_spec, b"another", None),
         (longer, b"one", None),
-        (used.model_copy(update={"text": None}), b"one", None),
+        (input_spec.model_copy(update={"text": None}), b"one", None),
     ):
         files = {"tokenizer.json": FileSpec(sha256=sha256(content).hexdigest(), size=len(content))}
-        manifest = published.model_copy(update={"input": other, "files": files})
+        manifest = published.model_copy(update={"input": candidate_spec, "files": files})
         assert encode_rows_for(manifest, get_recipe("digits"), draft, test, tmp_path) is expected
 
 
-def test_versions_that_take_other_rows_cannot_be_compared(own_store):
-    manifest = own_store.manifest("digits", "1")
-    own_store.set_alias("digits", "champion", "1")
+def test_gate_rejects_versions_with_another_input_format(writable_store):
+    manifest = writable_store.manifest("digits", "1")
+    writable_store.set_alias("digits", "champion", "1")
     wider = manifest.input.model_copy(update={"shape": (9, 9)})
     draft = Draft(manifest.model_copy(update={"input": wider}), {})
     recipe = recipe_with(gate={"metrics": {"test_accuracy": 0.01}})
     with pytest.raises(GateError, match="takes rows of another format"):
-        check_gate(recipe, digits(), own_store, "digits", draft)
+        check_gate(recipe, digits(), writable_store, "digits", draft)
 
 
 @pytest.mark.parametrize(
@@ -173,6 +175,6 @@ def test_versions_that_take_other_rows_cannot_be_compared(own_store):
         {"worse": 1, "metrics": {"test_accuracy": 0.0}},
     ],
 )
-def test_a_wrong_gate_is_refused_by_name(tmp_path, gate):
+def test_invalid_gate_is_named_in_error(tmp_path, gate):
     path = write_recipe(tmp_path, gate=gate)
-    refused(lambda: load(path), "gate")
+    assert_invalid(lambda: load(path), "gate")

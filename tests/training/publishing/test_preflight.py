@@ -19,11 +19,11 @@ def draft(digits_store):
     return Draft(description, {file: artifact.files[file] for file in FILES})
 
 
-def described(draft, **changes):
+def update(draft, **changes):
     return Draft(draft.description.model_copy(update=changes), draft.files)
 
 
-def refused(store, draft):
+def publish_error(store, draft):
     with pytest.raises(PreflightError) as raised:
         publish_draft(store, "m", draft)
     assert store.versions("m") == []
@@ -34,7 +34,7 @@ def refused(store, draft):
     return message
 
 
-def test_what_the_service_can_load_is_published_soon_and_nothing_else_is_left(store, draft):
+def test_loadable_draft_is_published_quickly_without_leftover_files(store, draft):
     start = time.monotonic()
     assert publish_draft(store, "m", draft).version == "1"
     assert time.monotonic() - start < 10
@@ -42,7 +42,7 @@ def test_what_the_service_can_load_is_published_soon_and_nothing_else_is_left(st
     assert store.open("m", "1").files == draft.files
 
 
-def test_a_network_of_another_width_than_the_classes_is_not_published(store, draft):
+def test_network_with_wrong_output_count_is_not_published(store, draft):
     graph = onnx.load_from_string(draft.files["network.onnx"])
     outputs = graph.graph.output[0].name
     for node in graph.graph.node:
@@ -54,47 +54,47 @@ def test_a_network_of_another_width_than_the_classes_is_not_published(store, dra
     graph.graph.output[0].type.CopyFrom(
         helper.make_tensor_type_proto(TensorProto.FLOAT, ["draws", "rows", 11])
     )
-    message = refused(
+    message = publish_error(
         store, Draft(draft.description, {**draft.files, "network.onnx": graph.SerializeToString()})
     )
     assert "network.onnx: expected 10 outputs per row (classes), got 11" in message
 
 
-def test_a_graph_with_an_operator_that_is_not_served_is_not_published(store, draft):
+def test_graph_with_unsupported_operator_is_not_published(store, draft):
     graph = onnx.load_from_string(draft.files["sampler.onnx"])
     body = helper.make_graph([], "body", [], [])
     graph.graph.node.append(helper.make_node("Loop", ["", ""], ["aside"], body=body))
-    message = refused(
+    message = publish_error(
         store, Draft(draft.description, {**draft.files, "sampler.onnx": graph.SerializeToString()})
     )
     assert "sampler.onnx: expected supported operators, got Loop" in message
 
 
-def test_a_version_whose_calibration_is_of_other_classes_is_not_published(store, draft):
-    message = refused(store, described(draft, output=ClassSpec(classes=("one", "two"))))
+def test_version_with_calibration_for_other_classes_is_not_published(store, draft):
+    message = publish_error(store, update(draft, output=ClassSpec(classes=("one", "two"))))
     assert "calibration.safetensors: " in message
 
 
-def test_what_training_has_in_memory_does_not_help(store, draft, monkeypatch):
+def test_preflight_ignores_state_of_training_process(store, draft, monkeypatch):
     monkeypatch.setattr("model_store.inference.model.ALGORITHMS", ("known-here",))
     noise = draft.description.noise.model_copy(update={"algorithm": "known-here"})
-    assert "manifest.json: noise.algorithm: expected one of" in refused(
-        store, described(draft, noise=noise)
+    assert "manifest.json: noise.algorithm: expected one of" in publish_error(
+        store, update(draft, noise=noise)
     )
 
 
-def test_a_model_that_does_not_answer_in_time_is_not_published(store, draft, monkeypatch):
+def test_model_that_exceeds_preflight_timeout_is_not_published(store, draft, monkeypatch):
     monkeypatch.setattr("training.publishing.draft.PREFLIGHT_S", 0.01)
-    assert "expected a prediction within 0.01 s, got none" in refused(store, draft)
+    assert "expected a prediction within 0.01 s, got none" in publish_error(store, draft)
 
 
-def test_a_row_whose_scores_are_not_numbers_keeps_a_version_from_being_published(store, draft):
+def test_version_with_nan_scores_is_not_published(store, draft):
     graph = onnx.load_from_string(draft.files["network.onnx"])
     for tensor in graph.graph.initializer:
         values = numpy_helper.to_array(tensor)
         if values.dtype == np.float32 and values.ndim == 2:
             tensor.CopyFrom(numpy_helper.from_array(np.full_like(values, np.nan), tensor.name))
-    message = refused(
+    message = publish_error(
         store, Draft(draft.description, {**draft.files, "network.onnx": graph.SerializeToString()})
     )
     assert "network.onnx: " in message

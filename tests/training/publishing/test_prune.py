@@ -11,8 +11,8 @@ from model_store.artifacts.store import FILES, ModelStore
 from model_store.inference.graphs import GraphError
 from model_store.inference.runtime import Runtime
 from tests.support.environment import working_in
-from tests.support.recipes import SECONDS_LONG, recipe_with, write_recipe
-from tests.support.refusals import refused
+from tests.support.recipes import LONGER_FIT, recipe_with, write_recipe
+from tests.support.refusals import assert_invalid
 from tests.support.serving import serving
 from training.__main__ import main
 from training.bayes.posterior import noise
@@ -45,7 +45,7 @@ class Pictures(nn.Module):
         return self.head(torch.relu(h + self.inner(h)).mean((2, 3)))
 
 
-def fitted_like(method="bbb-gaussian", network=None):
+def create_model(method="bbb-gaussian", network=None):
     recipe = recipe_with(method=method, network=network or {"hidden": [9, 7]})
     generator = torch.Generator().manual_seed(0)
     model = build(recipe, SHAPE, CLASSES).eval()
@@ -64,13 +64,13 @@ def network(request):
     return request.param
 
 
-# What is removed
+# Selection of weights
 
 
 @pytest.mark.parametrize("method", ["bbb-gaussian", "bbb-mixture"])
 @pytest.mark.parametrize("fraction", [0.0, 0.4, 0.8])
-def test_the_weights_of_lowest_ratio_go_and_no_bias_does(method, fraction, network):
-    model, _ = fitted_like(method, network)
+def test_pruning_removes_weights_with_lowest_ratio_and_keeps_biases(method, fraction, network):
+    model, _ = create_model(method, network)
     weights, retained = is_weight(model), select_strongest(model, fraction)
     layers = [layer for layer in model.network.slots if layer.size]
     biases = sum(slot.shape[1] for slot in layers if "inner" not in slot.name)
@@ -85,68 +85,68 @@ def test_the_weights_of_lowest_ratio_go_and_no_bias_does(method, fraction, netwo
 
 @pytest.mark.parametrize("fraction", [0.0, 0.5, 0.8])
 @torch.no_grad()
-def test_a_pruned_model_is_the_dense_one_with_no_mean_and_no_noise_where_weights_were_removed(
-    fraction, network
-):
-    model, x = fitted_like(network=network)
+def test_pruned_model_equals_dense_model_with_zeroed_weights(fraction, network):
+    model, x = create_model(network=network)
     retained = select_strongest(model, fraction)
     smaller = prune(model, retained)
     eps = noise(smaller.posterior, 5, 1)
     dense_eps = noise(model.posterior, 5, 2)
-    places = smaller.network.kept.long()
-    assert retained[places].all()
-    dense_eps[:, places] = eps
+    indices = smaller.network.kept.long()
+    assert retained[indices].all()
+    dense_eps[:, indices] = eps
     theta = torch.where(retained, model.posterior(dense_eps), 0.0)
     expected = model.network(x, theta[:, None])
-    received = smaller.network(x, smaller.posterior(eps)[:, None])
-    torch.testing.assert_close(received, expected, atol=1e-5, rtol=1e-5)
+    actual = smaller.network(x, smaller.posterior(eps)[:, None])
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
     if fraction == 0:
-        assert len(places) == model.posterior.theta_dimension
+        assert len(indices) == model.posterior.theta_dimension
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fits")
-def test_the_exported_network_puts_weights_into_place_as_torch_does():
-    model, x = fitted_like(network={"factory": f"{__name__}:Pictures"})
+def test_exported_pruned_network_matches_torch():
+    model, x = create_model(network={"factory": f"{__name__}:Pictures"})
     smaller = prune(model, select_strongest(model, 0.6))
-    served = localise(smaller, x)
-    result = served_network(served, x, 0, names=CHECKED_DETECTORS)
-    files = export(served, result, joint=smaller)
+    localised = localise(smaller, x)
+    result = served_network(localised, x, 0, names=CHECKED_DETECTORS)
+    files = export(localised, result, joint=smaller)
     graph = onnx.load_model_from_string(files["network.onnx"])
-    noted = {entry.key: int(entry.value) for entry in graph.metadata_props}
-    assert noted["weights_per_draw"] > smaller.posterior.theta_dimension
-    runtime = load_runtime(served, files)
+    metadata = {entry.key: int(entry.value) for entry in graph.metadata_props}
+    assert metadata["weights_per_draw"] > smaller.posterior.theta_dimension
+    runtime = load_runtime(localised, files)
     rows = Rows(x.numpy(), np.zeros(ROWS, dtype=np.int64))
-    assert max(parity(served, result, runtime, rows, joint=smaller).values()) < 1e-4
+    assert max(parity(localised, result, runtime, rows, joint=smaller).values()) < 1e-4
 
 
-def test_what_cannot_be_pruned_is_refused():
-    model, _ = fitted_like()
+def test_invalid_fractions_and_unsupported_methods_are_rejected():
+    model, _ = create_model()
     for fraction in (-0.1, 1.0, float("nan")):
-        refused(
+        assert_invalid(
             lambda fraction=fraction: select_strongest(model, fraction),
             "--fraction: expected at least 0 and less than 1",
         )
     with torch.no_grad():
         model.posterior.mu[-(7 + 1) * CLASSES :] = 0
-    refused(lambda: select_strongest(model, 0.9), "weights in every layer", "none in 4")
+    assert_invalid(lambda: select_strongest(model, 0.9), "weights in every layer", "none in 4")
     for method in ("mvn", "batch-ensemble"):
-        other, _ = fitted_like(method)
+        unsupported, _ = create_model(method)
         manifest = SimpleNamespace(encoder=None, training={})
-        parent = SimpleNamespace(manifest=manifest, model=lambda other=other: other)
-        refused(
+        parent = SimpleNamespace(
+            manifest=manifest, model=lambda unsupported=unsupported: unsupported
+        )
+        assert_invalid(
             lambda parent=parent: prune_version(None, parent, None, 0.5, "name"),
             "method: expected bbb-gaussian or bbb-mixture",
         )
 
 
-# The command
+# Command
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, fits):
     folder = tmp_path_factory.mktemp("pruned")
-    changes = {**SECONDS_LONG, "network": {"hidden": [64]}, "posterior": {"prior_std": 0.3}}
+    changes = {**LONGER_FIT, "network": {"hidden": [64]}, "posterior": {"prior_std": 0.3}}
     recipe = write_recipe(folder, name="bayes", method="bbb-gaussian", **changes)
     with working_in(folder):
         assert main(["fit", str(recipe), "--quiet", "--device", "cpu"]) == 0
@@ -154,7 +154,7 @@ def folder(tmp_path_factory, fits):
     return folder
 
 
-def test_three_quarters_of_the_weights_hardly_matter_and_the_manifest_says_what_was_removed(folder):
+def test_pruning_three_quarters_keeps_accuracy_and_is_in_manifest(folder):
     store = ModelStore(folder / "models")
     full, small = store.manifest("bayes", "1"), store.manifest("small", "1")
     assert small.quality["test_accuracy"] > full.quality["test_accuracy"] - 0.08
@@ -172,7 +172,7 @@ def test_three_quarters_of_the_weights_hardly_matter_and_the_manifest_says_what_
     assert small.training["data_digest"] == full.training["data_digest"]
 
 
-def test_a_version_that_lost_by_pruning_says_so(folder):
+def test_version_damaged_by_pruning_gets_warning(folder):
     with working_in(folder):
         assert main(["prune", "bayes", "--fraction", "0.97", "--as", "less"]) == 0
     store = ModelStore(folder / "models")
@@ -181,7 +181,7 @@ def test_a_version_that_lost_by_pruning_says_so(folder):
     assert sum("before pruning" in message for message in large) == 1
 
 
-def test_the_published_weights_are_the_parent_s(folder):
+def test_published_weights_equal_parent_weights(folder):
     from safetensors.numpy import load_file
 
     full, pruned = (
@@ -193,24 +193,22 @@ def test_the_published_weights_are_the_parent_s(folder):
         )
 
 
-def test_a_pruned_version_is_served_and_a_row_gets_the_same_answer_alone_and_in_a_batch(
-    folder, digits_rows
-):
+def test_served_pruned_version_is_accurate_and_independent_of_batch(folder, digits_rows):
     from training.data.arrays import digits
 
     labels = digits().test.y[:100]
     with serving(folder / "models") as (url, _):
         request = {"model": "small", "inputs": digits_rows[:100].tolist(), "seed": 3}
-        together = httpx.post(f"{url}/predict", json=request, timeout=60).json()["predictions"]
-        assert np.mean([p["label"] == str(y) for p, y in zip(together, labels, strict=True)]) > 0.8
+        batch = httpx.post(f"{url}/predict", json=request, timeout=60).json()["predictions"]
+        assert np.mean([p["label"] == str(y) for p, y in zip(batch, labels, strict=True)]) > 0.8
         for n in (0, 50, 99):
-            alone = {**request, "inputs": digits_rows[n : n + 1].tolist()}
-            assert httpx.post(f"{url}/predict", json=alone, timeout=60).json()["predictions"] == [
-                together[n]
-            ]
+            single_row = {**request, "inputs": digits_rows[n : n + 1].tolist()}
+            assert httpx.post(f"{url}/predict", json=single_row, timeout=60).json()[
+                "predictions"
+            ] == [batch[n]]
 
 
-def test_a_pruned_version_is_recalibrated_like_any_other(folder):
+def test_pruned_version_can_be_recalibrated(folder):
     from training.data.arrays import digits
 
     np.savez(folder / "test.npz", x=digits().test.x.reshape(-1, 8, 8), y=digits().test.y)
@@ -226,11 +224,11 @@ def test_a_pruned_version_is_recalibrated_like_any_other(folder):
     assert again.files["weights.safetensors"] == small.files["weights.safetensors"]
 
 
-def test_a_network_that_does_not_say_how_many_weights_it_has_is_refused(folder):
+def test_network_with_invalid_weight_count_is_rejected(folder):
     artifact = ModelStore(folder / "models").open("small", "1")
     graph = onnx.load_model_from_string(artifact.files["network.onnx"])
-    (noted,) = (entry for entry in graph.metadata_props if entry.key == "weights_per_draw")
-    noted.value = "many"
+    (weight_count,) = (entry for entry in graph.metadata_props if entry.key == "weights_per_draw")
+    weight_count.value = "many"
     with pytest.raises(GraphError, match=r"network.onnx: expected a number as weights_per_draw"):
         Runtime(
             artifact.files["sampler.onnx"],
@@ -240,7 +238,7 @@ def test_a_network_that_does_not_say_how_many_weights_it_has_is_refused(folder):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["absent", "--fraction", "0.5"], "model: expected one of "),
         (["bayes:7", "--fraction", "0.5"], "version: expected one of 1, latest of model"),
@@ -250,7 +248,7 @@ def test_a_network_that_does_not_say_how_many_weights_it_has_is_refused(folder):
         (["bayes:1", "--fraction", "0.5", "--data", "npz:others.npz"], "data.source: expected"),
     ],
 )
-def test_a_wrong_call_is_exit_code_2_and_one_line(folder, capsys, arguments, says):
+def test_invalid_arguments_print_one_line_and_exit_with_2(folder, capsys, arguments, message):
     x, y = (
         np.random.default_rng(0).uniform(0, 16, (500, 8, 8)).astype(np.float32),
         np.arange(500) % 10,
@@ -259,11 +257,11 @@ def test_a_wrong_call_is_exit_code_2_and_one_line(folder, capsys, arguments, say
     with working_in(folder):
         assert main(["prune", *arguments]) == 2
     line = capsys.readouterr().err
-    assert line.startswith(f"error: {says}")
+    assert line.startswith(f"error: {message}")
     assert line.count("\n") == 1
 
 
-def test_a_pruned_model_made_anew_loads_the_published_weights(folder):
+def test_rebuilt_pruned_model_loads_published_weights(folder):
     from safetensors.torch import load
 
     store = ModelStore(folder / "models")

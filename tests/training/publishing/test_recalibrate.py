@@ -9,7 +9,7 @@ from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from tests.support.environment import working_in
 from tests.support.recipes import get_recipe
-from tests.support.refusals import refused
+from tests.support.refusals import assert_invalid
 from training.__main__ import main
 from training.data import load
 from training.data.arrays import digits
@@ -34,33 +34,32 @@ def folder(digits_store, tmp_path_factory):
     return folder
 
 
-def flags(folder, version):
-    """Which rows of the new data that no version was fitted or calibrated on are flagged at .05."""
+def get_flags(folder, version):
+    """Return the flags at fpr 0.05 of new rows outside every fit and calibration."""
     store = ModelStore(folder / "models")
     model = Model.load(store.open("digits", version, NEEDED))
-    data = npz(folder / "bright.npz")
+    data = load_npz(folder / "bright.npz")
     rows = split_rows(data, REFERENCE, RANKING, 0).test
     draws = model.manifest.noise.default_draws
     prediction, _ = served_prediction(model, rows, draws, seed=12, share=1)
     return prediction.judged_p_values.p_value <= 0.05
 
 
-def npz(path):
+def load_npz(path):
     return load(get_recipe(f"npz:{path.name}"), path.parent)
 
 
-def test_recalibration_restores_the_flag_s_rate(folder):
-    """Before, the flag fires far more often than .05; after, its count on fresh rows is
-    beta-binomial."""
-    before, after = flags(folder, "1"), flags(folder, "2")
+def test_recalibration_restores_flag_rate(folder):
+    """Check that only the recalibrated flag has a beta-binomial count on fresh rows."""
+    before, after = get_flags(folder, "1"), get_flags(folder, "2")
     assert len(after) == TEST
     k = int(0.05 * (RANKING + 1))
-    law = stats.betabinom(TEST, k, RANKING + 1 - k)
-    assert before.sum() > law.ppf(1 - 5e-7)
-    assert law.ppf(5e-7) <= after.sum() <= law.ppf(1 - 5e-7)
+    distribution = stats.betabinom(TEST, k, RANKING + 1 - k)
+    assert before.sum() > distribution.ppf(1 - 5e-7)
+    assert distribution.ppf(5e-7) <= after.sum() <= distribution.ppf(1 - 5e-7)
 
 
-def test_graphs_and_weights_are_the_parent_s_byte_for_byte(folder):
+def test_recalibration_changes_only_calibration_file(folder):
     store = ModelStore(folder / "models")
     parent, child = (store.open("digits", version) for version in ("1", "2"))
     for file in FILES:
@@ -69,11 +68,11 @@ def test_graphs_and_weights_are_the_parent_s_byte_for_byte(folder):
         )
 
 
-def test_the_manifest_says_where_the_calibration_is_from(folder):
+def test_manifest_records_source_of_recalibration(folder):
     store = ModelStore(folder / "models")
     parent, child = (store.manifest("digits", version) for version in ("1", "2"))
     facts = dict(child.training["recalibrated"])
-    assert facts.pop("data_digest") == npz(folder / "bright.npz").digest()
+    assert facts.pop("data_digest") == load_npz(folder / "bright.npz").digest()
     assert facts == {
         "name": "digits",
         "version": "1",
@@ -91,41 +90,43 @@ def test_the_manifest_says_where_the_calibration_is_from(folder):
     assert child.quality["flag_rate_at_05"] != parent.quality["flag_rate_at_05"]
 
 
-def test_by_default_at_most_a_third_of_the_rows_is_in_each_split(folder):
+def test_default_splits_use_up_to_a_third_of_rows_each(folder):
     options = ["--data", "npz:bright.npz", "--as", "brighter", "--seed", "3", "--quiet"]
     with working_in(folder):
         assert main(["calibrate", "digits:1", *options]) == 0
     detectors = ModelStore(folder / "models").manifest("brighter", "1").detectors
-    assert (detectors.reference_rows, detectors.ranking_rows) == (119, 119)  # of 140 and 220 before
+    assert (detectors.reference_rows, detectors.ranking_rows) == (119, 119)  # before: 140, 220
 
 
-def test_the_deal_uses_every_row_once_and_its_seed_says_which():
+def test_split_uses_every_row_once_and_depends_on_seed():
     y = np.arange(50, dtype=np.int64)
     x = y[:, None].astype(np.float32)
     data = Dataset(Rows(x[:40], y[:40]), Rows(x[40:], y[40:]), (1,), ("a", "b"), 0.0, 50.0)
-    first, again, other = (split_rows(data, 10, 15, seed) for seed in (0, 0, 1))
+    first, repeated, reseeded = (split_rows(data, 10, 15, seed) for seed in (0, 0, 1))
     parts = (first.reference, first.ranking, first.test)
     assert [len(part) for part in parts] == [10, 15, 25]
     assert sorted(np.concatenate([part.y for part in parts])) == list(range(50))
     assert all((part.x[:, 0] == part.y).all() for part in parts)
-    assert (first.test.y == again.test.y).all()
-    assert (first.test.y != other.test.y).any()
+    assert (first.test.y == repeated.test.y).all()
+    assert (first.test.y != reseeded.test.y).any()
 
 
-def test_rows_take_the_model_s_class_numbers_whichever_classes_they_have():
+def test_renumbering_maps_rows_to_class_numbers_of_model():
     x, y = np.zeros((4, 1), dtype=np.float32), np.array([0, 1, 1, 0], dtype=np.int64)
     data = Dataset(Rows(x, y), Rows(x[:1], y[1:2]), (1,), ("b", "c"), 0.0, 1.0)
     reference = renumber(data, ("a", "c", "b"))
     assert reference.classes == ("a", "c", "b")
     assert (reference.train.y.tolist(), reference.test.y.tolist()) == ([2, 1, 1, 2], [1])
-    refused(lambda: renumber(data, ("a", "b")), "rows of the classes ['a', 'b'], got rows of ['c']")
+    assert_invalid(
+        lambda: renumber(data, ("a", "b")), "rows of the classes ['a', 'b'], got rows of ['c']"
+    )
 
 
-def test_a_warm_start_goes_on_from_it_and_pruning_is_refused(folder, tmp_path):
+def test_recalibrated_version_allows_warm_start_but_not_pruning(folder, tmp_path):
     store = ModelStore(folder / "models")
     parent = open_parent(store, "digits:2", "--warm-start")
     assert parent.weights == store.open("digits", "1").files["weights.safetensors"]
-    refused(
+    assert_invalid(
         lambda: prune_version(store, parent, digits(), 0.5, "digits"),
         "model: expected a version that was not recalibrated, got digits version 2, recalibrated "
         "from digits version 1",
@@ -133,7 +134,7 @@ def test_a_warm_start_goes_on_from_it_and_pruning_is_refused(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["absent", "--data", "npz:bright.npz"], "model: expected one of"),
         (["digits:9", "--data", "npz:bright.npz"], "version: expected one of"),
@@ -165,7 +166,9 @@ def test_a_warm_start_goes_on_from_it_and_pruning_is_refused(folder, tmp_path):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_be_calibrated_on_is_refused_in_one_line(folder, capsys, arguments, says):
+def test_invalid_calibration_arguments_print_one_line_and_exit_with_2(
+    folder, capsys, arguments, message
+):
     rows = digits().test
     np.savez(folder / "wide.npz", x=np.zeros((40, 9, 9)), y=rows.y[:40])
     np.savez(folder / "eleven.npz", x=rows.x.reshape(-1, 8, 8), y=np.where(rows.y == 3, 11, rows.y))
@@ -176,5 +179,5 @@ def test_what_cannot_be_calibrated_on_is_refused_in_one_line(folder, capsys, arg
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert error.count("\n") == 1
-    assert says in error
+    assert message in error
     assert ModelStore(folder / "models").versions("digits") == before
