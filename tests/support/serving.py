@@ -44,7 +44,10 @@ def serving(
         **WITHOUT_PREFLIGHTS,
     }
     environment = environment_with(**basics | {"DUBITO_STATE": custom.name} | settings)
-    process = start(environment, limits)
+    if limits or any(not name.startswith("DUBITO_") for name in settings):
+        process = start(environment, limits or {})
+    else:
+        process = ForkedService(environment)
     url = f"http://127.0.0.1:{port}"
     try:
         wait_until(lambda: process.poll() is not None or is_responding(f"{url}/health/live"))
@@ -60,19 +63,12 @@ def serving(
         custom.cleanup()
 
 
-def start(environment: dict[str, str], limits: Mapping[str, float] | None) -> subprocess.Popen[str]:
-    if limits is None:
-        return ForkedService(environment)
-    command = [sys.executable, *service_arguments(limits)]
-    return subprocess.Popen(command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-
-
-def service_arguments(limits: Mapping[str, float] | None) -> list[str]:
-    if not limits:
-        return ["-m", "service"]
-    changes = "; ".join(f"limits.{name} = {value}" for name, value in limits.items())
+def start(environment: dict[str, str], limits: Mapping[str, float]) -> subprocess.Popen[str]:
+    """Start a new interpreter, because imports and the start of Python read these values."""
+    changes = "".join(f"limits.{name} = {value}; " for name, value in limits.items())
     run = "from service.__main__ import main; raise SystemExit(main([]))"
-    return ["-c", f"from service import limits; {changes}; {run}"]
+    command = [sys.executable, "-c", f"from service import limits; {changes}{run}"]
+    return subprocess.Popen(command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
 
 @contextmanager
