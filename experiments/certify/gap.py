@@ -156,11 +156,7 @@ GAP = Target(
         "change": Column("reported change, %", 0),
     },
     draw=_draw,
-    remarks=(
-        "The uncertainty of `bhn-weights` still grows, by more than the report's limit of 20 %. "
-        "Longer fits hardly change the other variational methods: after up to 4,000 epochs, their "
-        "deviations in the gap were .03 to .04, too."
-    ),
+    remarks="`bhn-weights` still changes by more than the limit of the report (20 %).",
     caption="Between the clusters, most bands are narrower than the chains' band.",
 )
 

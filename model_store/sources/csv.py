@@ -23,7 +23,7 @@ TO_CLOSING_QUOTE = re.compile(r'(?:[^"]|"")*+"')
 SAMPLE_BYTES = 1 << 16  # to detect the delimiter
 SAMPLE_LINES = 100
 ENCODINGS = ("utf-8-sig", "cp1252", "latin-1")  # tried in this order
-MARKS = {  # the longer ones first
+MARKS = {  # longer marks first
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
@@ -81,7 +81,7 @@ class CsvTable:
                     expected = f"1 cell, as the first line, {self.names[0][:60]!r}"
                 for start in (self.names[0], row[0]):
                     if start.startswith("#"):
-                        expected, received = "no comment lines", repr(start[:60])
+                        received += f"; {start[:60]!r} may be a comment, which is not skipped"
                 raise InvalidInput(f"{self.field}.{n}", expected, received)
             yield row
 

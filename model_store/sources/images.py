@@ -129,7 +129,7 @@ def _count_scans(image: ImageFile.ImageFile) -> int:
 
 
 def resized_pixels(image: Image.Image, shape: tuple[int, ...], spec: ImageSpec, field: str) -> int:
-    """Count the pixels that resizing computes, including those of the intermediate image."""
+    """Count the pixels that resizing computes, for the intermediate and the final image."""
     width, height = size = _size(image, shape, spec)
     if size == image.size:
         return 0

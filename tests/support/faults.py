@@ -38,7 +38,7 @@ def assert_correct(tally, port, max_closed=0):
     assert tally.wrong == [], tally.wrong[:5]
     assert set(tally.statuses) <= {200}, tally.statuses
     assert tally.closed <= max_closed, tally.closed
-    return f"{tally.correct:,} seeded answers right, {count_replayed(port, tally)} others replayed by their seeds, none wrong"
+    return f"{tally.correct:,} seeded answers correct, {count_replayed(port, tally)} others replayed from their seeds, none wrong"
 
 
 def start_times(url):
@@ -106,7 +106,7 @@ def disconnect_clients(serve, store, requests, seconds, clients=8):
         assert metric(page, "dubito_failures_total", route="/predict", reason="unexpected") == 0
         assert wait_until_stable(lambda: open_files(process.pid)) == files
     return (
-        f"{tally.disconnects:,} hung up; {text}; nothing stays queued, as many files open as before"
+        f"{tally.disconnects:,} disconnected; {text}; no queued requests or additional open files"
     )
 
 
@@ -147,9 +147,8 @@ def run_slow_clients(serve, store, requests, rows, seconds, count=40, receive_s=
             connection.close()
         assert files_after == files
     return (
-        f"{count} trickle and {len(unread)} do not read: all are hung up on, with {receive_s} s "
-        f"allowed; {text}; "
-        f"{rate_during:.0f} right answers a second with them, {rate_before:.0f} before"
+        f"{count} slow senders and {len(unread)} slow readers, all disconnected after {receive_s} s; "
+        f"{text}; {rate_during:.0f} correct answers per second with them, {rate_before:.0f} before"
     )
 
 
@@ -194,7 +193,7 @@ def terminate_service(serve, store, requests, pool, workers="1"):
         assert tally.wrong == []
         assert set(tally.statuses) == {200}
         assert (tally.closed, tally.refused) == (0, 0)
-    return f"{tally.correct:,} seeded answers and 3 large pools right, none lost, ended {seconds:.1f} s after"
+    return f"{tally.correct:,} seeded answers and 3 large pools correct, none lost, ended after {seconds:.1f} s"
 
 
 def publish_on_full_disk(serve, digits_store, rows, folder):

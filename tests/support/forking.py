@@ -1,4 +1,4 @@
-"""Start services as forks of a process that has imported them, which takes a quarter of the time."""
+"""Start services as forks of a process that has imported them, to save their imports."""
 
 import ctypes
 import functools

@@ -42,7 +42,6 @@ MAX_BINS = 1024  # of all columns
 MAX_COLUMNS, MAX_INPUTS = 128, 64  # of tables with more columns, networks read the most important
 MAX_REFIT_ROWS = 10_000  # larger fits gain little from validation rows
 MIN_CONVOLUTION_SIDE = 14  # pixels
-HEADER = "# Generated from the data by the rules of docs/your-data.md. Edit it as needed."
 CHECKSUM = "# `dubito fit --data` may replace this file while its checksum is "
 
 
@@ -226,7 +225,7 @@ def recipe_text(plan: Plan) -> str:
     content.setdefault("seed", plan.recipe.seed)
     tables = {key: value for key, value in content.items() if isinstance(value, dict)}
     reasons = plan.reasons
-    lines = [HEADER, ""]
+    lines = ["# Generated from the data by the rules of docs/your-data.md. Edit it as needed.", ""]
     values = {key: value for key, value in content.items() if key not in tables}
     lines += [_line(key, value, reasons.get(key)) for key, value in values.items()]
     for table, values in tables.items():
@@ -241,7 +240,7 @@ def write_recipe(plan: Plan, path: Path) -> Recipe:
     text = _add_checksum(recipe_text(plan))
     try:
         if path.exists() and not _is_generated(path.read_text(encoding="utf-8")):
-            expected = "a path without your own recipe (`fit RECIPE` fits an existing recipe)"
+            expected = "a path without a recipe that you wrote or edited (`fit RECIPE` fits it)"
             raise InvalidInput("--recipe-out", expected, str(path))
         path.write_text(text, encoding="utf-8")
     except OSError as error:

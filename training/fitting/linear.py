@@ -50,8 +50,10 @@ def fit_linear(model: BayesianModel, rows: Rows) -> None:
             class_weights = np.ones(likelihood.outputs)
             if likelihood.log_weights is not None:
                 class_weights = likelihood.log_weights.double().exp().cpu().numpy()
-            both = class_weights[y] if row_weights is None else class_weights[y] * row_weights
-            weight, bias = fit_logistic(x, y, len(class_weights), both)
+            sample_weights = class_weights[y]
+            if row_weights is not None:
+                sample_weights *= row_weights
+            weight, bias = fit_logistic(x, y, len(class_weights), sample_weights)
     network.linear_weight.copy_(torch.from_numpy(weight))
     network.linear_bias.copy_(torch.from_numpy(bias))
 

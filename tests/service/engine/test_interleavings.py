@@ -89,11 +89,11 @@ class Requests:
             result = self.loop.run_until_complete(asyncio.wait_for(task, 60))
             assert work.seed in (None, work.draw_seed)
             if work.acquisition is not None:
-                outputs, _ = self.model.runtime.run_set(work.x, self._draws(work, result))
+                outputs, _ = self.model.runtime.run_set(work.x, self._draws(work))
                 scores = self.model.predictive.scores(self.model.predictive.sums(outputs))
                 assert result.scores.tobytes() == getattr(scores, work.acquisition).tobytes()
                 continue
-            actual, expected = result.predicted.prediction, self._run_separately(work, result)
+            actual, expected = result.predicted.prediction, self._run_separately(work)
             assert actual.scores.num_draws.tolist() == expected.scores.num_draws.tolist()
             assert actual.scores.probabilities.tobytes() == expected.scores.probabilities.tobytes()
             assert actual.scores.bald.tobytes() == expected.scores.bald.tobytes()
@@ -102,11 +102,11 @@ class Requests:
         self.pending.clear()
         return fresh
 
-    def _draws(self, work, result):
+    def _draws(self, work):
         return self.model.runtime.draw_set(work.draw_seed, work.num_samples)
 
-    def _run_separately(self, work, result):
-        return self.model.prediction(*self.model.runtime.run_set(work.x, self._draws(work, result)))
+    def _run_separately(self, work):
+        return self.model.prediction(*self.model.runtime.run_set(work.x, self._draws(work)))
 
     async def _compute(self, work):
         await self.engine.compute(work)

@@ -42,11 +42,11 @@ CASES += [(name, 1) for name in ("affine", "realnvp-0", "realnvp-4", "iaf-0", "i
 every_flow = pytest.mark.parametrize(("name", "dimension"), CASES)
 
 
-def make(name, dimension, seed=0, is_perturbed=True):
+def make(name, dimension, seed=0):
     generator = torch.Generator().manual_seed(seed)
     flow = TRANSFORMS[name](dimension, generator).double()
     with torch.no_grad():
-        for parameter in flow.parameters() if is_perturbed else ():
+        for parameter in flow.parameters():
             parameter.add_(
                 0.5 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             )

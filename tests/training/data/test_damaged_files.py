@@ -120,7 +120,7 @@ INVALID_FILES = {
     "ragged.csv": (table().replace("\n", ",,x\n", 3).replace(",,x\n", "\n", 1), {}, "2 cells, as the first line, got 4"),
     "open quote.csv": (table().replace("yes", '"yes', 1), {}, "closed quotes, got an open quote at the end"),
     "stray quotes.csv": (table().replace("yes", '"yes', 2), {}, "an unmatched quote in the row that starts in line 3"),
-    "comment.csv": ("# of May\n" + table(), {}, "no comment lines, got '# of May'"),
+    "comment.csv": ("# of May\n" + table(), {}, "1 cell, as the first line, '# of May', got 2; '# of May' may be a comment"),
     "no name.csv": (table(z=X).replace("x,y,z", "x,,y"), {}, "columns with unique names"),
     "names twice.csv": (table().replace("x,y", "y,y"), {}, "columns with unique names, got 'y' more than once"),
     "one class.csv": (table(y=["no"] * ROWS), {}, "labels of 2 to 1000 classes, got 1"),

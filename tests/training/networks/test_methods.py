@@ -152,7 +152,7 @@ class Case:
             served_model, self.x, 0, names=FOR_ANY_SHAPE if has_all_detectors else CHECKED_DETECTORS
         )
         joint = joint_model(self.model, served_model)
-        self.served_model, self.files = served_model, export(served_model, result, joint=joint)
+        self.files = export(served_model, result, joint=joint)
         self.runtime = load_runtime(served_model, self.files)
         rows = Rows(self.x.numpy(), self.y.numpy())
         self.parity = parity(served_model, result, self.runtime, rows, joint)
