@@ -236,7 +236,8 @@ def test_written_plan_loads_as_the_same_recipe(tmp_path, monkeypatch):
     edited_text = path.read_text().replace("seed = 0", "seed = 1")
     path.write_text(edited_text)
     assert_invalid(
-        lambda: write_recipe(plan, path), "--recipe-out: expected a path without a recipe that you wrote"
+        lambda: write_recipe(plan, path),
+        "--recipe-out: expected a path without a recipe that you wrote",
     )
     assert path.read_text() == edited_text
     for text in ("# kind is not numeric", "# 19 of 240 rows", "id: it numbers the rows"):
