@@ -365,6 +365,7 @@ def test_rows_are_undecided_by_uncertainty_or_flag(tmp_path, monkeypatch):
         assert values[f"doubt_{name}"] <= values[f"undecided_{name}"]
 
 
+@pytest.mark.slow
 @pytest.mark.fits
 def test_unusual_images_are_detected_and_flagged(tmp_path, monkeypatch):
     monkeypatch.setattr(detection, "outlier_sources", tuple)

@@ -354,7 +354,13 @@ def test_estimator_passes_scikit_learn_checks(estimator, check):
     check(estimator)
 
 
-@pytest.mark.parametrize("estimator", CHECKED, ids=["Classifier", "Regressor"])
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        pytest.param(CHECKED[0], id="Classifier"),
+        pytest.param(CHECKED[1], id="Regressor", marks=pytest.mark.slow),
+    ],
+)
 def test_estimator_passes_scikit_learn_parameter_checks(estimator):
     generated = [check for _, check in estimator_checks_generator(estimator)]
     checks = {getattr(check, "func", check).__name__: check for check in generated}

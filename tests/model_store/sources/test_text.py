@@ -180,8 +180,11 @@ NORMALISERS = {
 @pytest.mark.parametrize(
     "text",
     [
-        *("a", "\ufdfa", "\u4e2d"),
-        *(pytest.param(text, marks=pytest.mark.slow) for text in ("a ", ".", "\uac01", "a\u0301")),
+        "\ufdfa",
+        *(
+            pytest.param(text, marks=pytest.mark.slow)
+            for text in ("a", "\u4e2d", "a ", ".", "\uac01", "a\u0301")
+        ),
     ],
 )
 @pytest.mark.parametrize("normaliser", NORMALISERS)

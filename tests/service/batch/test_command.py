@@ -406,7 +406,13 @@ def test_command_reports_an_error_in_one_line(digits_store, data, tmp_path):
     assert completed.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("model", ["people", "texts", "pictures", "groups", "rents"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        *("people", "pictures", "rents"),
+        *(pytest.param(model, marks=pytest.mark.slow) for model in ("texts", "groups")),
+    ],
+)
 def test_score_and_jobs_match_predict_for_every_kind_of_input(
     kinds_service, kinds, tmp_path, model
 ):

@@ -34,6 +34,7 @@ def test_share_intervals_match_scipy(hits_and_rows):
     assert wilson_interval(hits / rows, rows) == pytest.approx((wilson.low, wilson.high), abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shift", "std"), [(0.7, 1.0), (4.0, 1.0), (3.0, 3.0)])
 def test_detection_intervals_cover_true_values(shift, std):
     generator = np.random.default_rng(1)

@@ -51,7 +51,7 @@ def pictures(_, classes):
     )
 
 
-@pytest.fixture(scope="module", params=[realnvp, iaf])
+@pytest.fixture(scope="module", params=[realnvp, pytest.param(iaf, marks=pytest.mark.slow)])
 def exported(request, fits):
     return Exported(request.param)
 

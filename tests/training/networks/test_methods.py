@@ -46,17 +46,17 @@ SMALL = {
 }
 SIMILAR_METHODS = (
     *("dropout-alpha", "mle-dropout", "bbb-mixture", "mle", "anchored-ensemble", "bhn-iaf"),
-    *("last-layer-hmc", "gp-layer"),
+    *("last-layer-hmc", "gp-layer", "mvn", "bhn-weights", "dropout", "ensemble"),
 )
 CASES = [
     *((method, "mlp") for method in METHODS if method not in SIMILAR_METHODS),
-    *(("dropout", "residuals"), ("laplace", "groups")),
+    ("dropout", "residuals"),
 ]
 SLOW_CASES = [
     *((method, "mlp") for method in SIMILAR_METHODS),
     *((method, "residuals") for method in ("bhn-realnvp", "bbb-mixture", "ensemble")),
     *((method, "skips") for method in ("bhn-iaf", "mvn", "variational-hypernet")),
-    *(("laplace", network) for network in ("residuals", "skips")),
+    *(("laplace", network) for network in ("residuals", "skips", "groups")),
     ("gp-layer", "residuals"),
 ]
 
