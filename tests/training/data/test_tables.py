@@ -212,6 +212,17 @@ def test_invalid_regression_targets_are_rejected(tmp_path, target, message):
     assert_invalid(lambda: read(tmp_path, "regression"), message)
 
 
+def test_error_for_numbers_beyond_float32_names_the_column_and_the_value(tmp_path):
+    label, income = ["no", "yes"] * 20, [1e300, *range(ROWS - 1)]
+    label[0] = "rare"
+    write_csv(tmp_path, {**COLUMNS, "income": income, "label": label})
+    assert_invalid(
+        lambda: read(tmp_path, leave_out=["rare"]),
+        "data.source: expected numbers in float32's range after standardisation in column "
+        "'income', got 1e+300",
+    )
+
+
 def test_column_with_too_many_categories_is_rejected(tmp_path):
     columns = {"name": [f"k{i}" for i in range(600)], "label": ["a", "b"] * 300}
     write_csv(tmp_path, columns)
