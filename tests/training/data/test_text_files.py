@@ -106,6 +106,11 @@ def test_ambiguous_thousands_separators_require_a_setting(tmp_path, delimiter, m
     assert read(tmp_path, text, decimal=mark).columns[0].mean < 1000
 
 
+def test_leading_zero_identifies_decimal_commas_in_comma_separated_files(tmp_path):
+    text = get_lines(share=[f'"{i % 3},{100 + i}"' for i in range(ROWS)])
+    assert read(tmp_path, text).columns[0].mean < 3
+
+
 def test_points_are_decimal_if_other_columns_have_decimal_points(tmp_path):
     amounts = [200 + 43 * i for i in range(ROWS)]
     text = get_lines(";", amount=[f"{amount:,}".replace(",", ".") for amount in amounts], x=WEIGHT)
