@@ -104,7 +104,7 @@ router = APIRouter(tags=["Acquire"])
 @router.post(
     "/acquire",
     response_model=AcquireAnswer,
-    openapi_extra=request_body(AcquireRequest, "pool"),
+    openapi_extra=request_body(AcquireRequest),
     dependencies=[needs("acquire")],
 )
 async def post_acquire(request: Request) -> Response:

@@ -209,7 +209,7 @@ def job_json(context: Context, job: Job, prefix: str = "") -> JsonObject:
     "/acquire/jobs",
     status_code=202,
     response_model=JobAnswer,
-    openapi_extra=request_body(AcquireRequest, "pool"),
+    openapi_extra=request_body(AcquireRequest),
     dependencies=[needs("acquire")],
 )
 async def post_acquire_job(request: Request, context: CurrentContext) -> Response:
@@ -221,7 +221,7 @@ async def post_acquire_job(request: Request, context: CurrentContext) -> Respons
     "/predict/jobs",
     status_code=202,
     response_model=JobAnswer,
-    openapi_extra=request_body(PredictJobRequest, "inputs"),
+    openapi_extra=request_body(PredictJobRequest),
     dependencies=[needs("predict")],
 )
 async def post_predict_job(request: Request, context: CurrentContext) -> Response:

@@ -10,6 +10,7 @@ import orjson
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from model_store.types import JsonObject
@@ -34,6 +35,11 @@ SWAGGER_FILES = "/static-offline-docs"
 SCHEMAS = "#/components/schemas/"
 BINARY = {"type": "string", "format": "binary"}
 FILES = {"type": "array", "items": BINARY, "minItems": 1}
+ROWS_FIELDS: dict[type[Envelope], str] = {
+    PredictRequest: "inputs",
+    AcquireRequest: "pool",
+    PredictJobRequest: "inputs",
+}
 IN_QUERY = "only if the body is not JSON"
 ERRORS: dict[int | str, JsonObject] = {
     "default": {
@@ -49,7 +55,7 @@ PURPOSE_PARAMETER: JsonObject = {
     "description": "`test` excludes the rows from drift detection and metrics",
 }
 # FastAPI does not find these, because the routes parse their bodies themselves.
-BODIES = (PredictRequest, AcquireRequest, PredictJobRequest, LabelsRequest, LabelsDeletion, Problem)
+BODIES: tuple[type[BaseModel], ...] = (*ROWS_FIELDS, LabelsRequest, LabelsDeletion, Problem)
 
 router = APIRouter(include_in_schema=False, dependencies=[OPEN_TO_ALL])
 
@@ -87,17 +93,27 @@ def file_body(kind: type[RequestModel], media_types: Iterable[str]) -> JsonObjec
     }
 
 
-def request_body(kind: type[Envelope], rows_field: str) -> JsonObject:
+def request_body(kind: type[Envelope]) -> JsonObject:
     """Describe a request body: JSON, a form of files, or a file with options in the query."""
-    body = json_body(kind)
-    parameters = [each for each in query_parameters(kind) if each["name"] != rows_field]
-    fields = {each["name"]: each["schema"] for each in parameters}
-    title = kind.__name__.replace("Request", "Form")
-    form = {"title": title, "type": "object", "properties": {**fields, rows_field: FILES}}
+    body, parameters = json_body(kind), _options(kind)
     content = body["requestBody"]["content"]
     content |= {media: {"schema": BINARY} for media in (NPY, *FILE_ENDINGS)}
-    content[FORM] = {"schema": form}
+    content[FORM] = {"schema": {"$ref": f"{SCHEMAS}{_form_name(kind)}"}}
     return {**body, "parameters": [{**each, "description": IN_QUERY} for each in parameters]}
+
+
+def _options(kind: type[Envelope]) -> list[JsonObject]:
+    return [each for each in query_parameters(kind) if each["name"] != ROWS_FIELDS[kind]]
+
+
+def _form_name(kind: type[Envelope]) -> str:
+    return kind.__name__.replace("Request", "Form")
+
+
+def _form_schema(kind: type[Envelope]) -> JsonObject:
+    fields = {each["name"]: each["schema"] for each in _options(kind)}
+    properties = {**fields, ROWS_FIELDS[kind]: FILES}
+    return {"title": _form_name(kind), "type": "object", "properties": properties}
 
 
 def query_parameters(kind: type[RequestModel]) -> list[JsonObject]:
@@ -159,7 +175,8 @@ def _add_schemas(document: JsonObject) -> None:
     schemas = generated["$defs"]
     for schema in schemas.values():
         schema.pop("examples", None)
-    document["components"]["schemas"] |= schemas
+    forms = {_form_name(kind): _form_schema(kind) for kind in ROWS_FIELDS}
+    document["components"]["schemas"] |= schemas | forms
 
 
 def _add_keys(document: JsonObject, routes: Sequence[APIRoute], api_is_open: bool) -> None:

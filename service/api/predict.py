@@ -61,7 +61,7 @@ from service.request_context import RequestContext
 
 Encoder = Callable[[Answer, Pause], list[bytes]]
 
-BODY = request_body(PredictRequest, "inputs")
+BODY = request_body(PredictRequest)
 FEW_NUMBERS = 2_500  # encoded on the event loop in less than a millisecond
 
 router = APIRouter(tags=["Predict"])

@@ -63,6 +63,14 @@ def test_references_resolve_and_operation_ids_are_unique(document):
         jsonschema.Draft202012Validator.check_schema(schema)
 
 
+def test_forms_are_named_schemas(document):
+    for path, name in (("/predict", "PredictForm"), ("/acquire", "AcquireForm")):
+        content = document["paths"][path]["post"]["requestBody"]["content"]
+        schema = content["multipart/form-data"]["schema"]
+        assert schema == {"$ref": f"#/components/schemas/{name}"}
+        assert document["components"]["schemas"][name]["title"] == name
+
+
 def test_errors_are_documented_as_problem_json(document):
     for operation in get_operations(document).values():
         for status, answer in operation["responses"].items():
