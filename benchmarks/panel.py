@@ -295,8 +295,8 @@ def page(results: dict[str, list[dict[str, Any]]]) -> str:
         "",
         "Each set is fitted by `dubito fit --data csv:FILE --target COLUMN`, and compared with "
         "logistic or ridge regression, a random forest and histogram gradient boosting. "
-        "The defaults were selected without the sets that are set aside, and before the later sets "
-        "were selected.",
+        "The defaults were selected without the sets that are set aside. The later sets were added "
+        "after that.",
         "",
         *goals,
         "",

@@ -148,6 +148,22 @@ PANEL = {
     "computers": Set("price", of_r("Ecdat/Computers")),
     "budget_food": Set("wfood", of_r("Ecdat/BudgetFood")),
     "wages": Set("wages", of_r("car/SLID")),
+}
+# set aside by a hash of their names before any default was chosen
+ASIDE = (
+    "hr",
+    "dragons",
+    "german",
+    "wages",
+    "seattle_temps",
+    "titanic",
+    "apartments",
+    "budget_food",
+    "computers",
+    "questionnaire",
+)
+# Added after the defaults were chosen, but some had been fitted with earlier defaults.
+LATER = {
     "caravan": Set("Purchase", islp("Caravan")),
     "college": Set("Private", islp("College")),
     "default": Set("default", islp("Default")),
@@ -169,21 +185,7 @@ PANEL = {
     "food": Set("foodexp", statsmodels("engel")),
     "investment": Set("invest", statsmodels("grunfeld")),
 }
-# set aside by a hash of their names before any default was chosen
-ASIDE = (
-    "hr",
-    "dragons",
-    "german",
-    "wages",
-    "seattle_temps",
-    "titanic",
-    "apartments",
-    "budget_food",
-    "computers",
-    "questionnaire",
-)
-# selected and fitted after all defaults were chosen
-LATER = tuple(list(PANEL)[-20:])
+PANEL |= LATER
 
 
 def write_csv(name: str, uci_root: Path, path: Path, development: bool) -> None:

@@ -121,6 +121,11 @@ def _ends(columns: Columns) -> Int64[np.ndarray, "C"]:
     return np.cumsum([column_width(column) for column in columns])
 
 
+def column_at(columns: Columns, place: int) -> AnyColumn:
+    """Return the column to which a number of an encoded row belongs."""
+    return columns[int(np.searchsorted(_ends(columns), place, side="right"))]
+
+
 def columns_expected(field: str, received: str) -> InvalidInput:
     """Create the error for numeric rows where the model expects objects keyed by column."""
     expected = "rows as objects keyed by column"
@@ -163,7 +168,7 @@ def encode_cells(
     is_infinite = np.isinf(encoded)
     if is_infinite.any():
         n, i = np.argwhere(is_infinite)[0].tolist()
-        name = columns[int(np.searchsorted(_ends(columns), i, side="right"))].name
+        name = column_at(columns, i).name
         expected = "a number closer to the training data"
         raise InvalidInput(f"{field}.{first_row + n}.{name}", expected, "a number too far away")
     return encoded

@@ -95,7 +95,8 @@ def _is_in_python(pid):
     return Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "1000"
 
 
-@pytest.mark.parametrize(("part", "when_loaded"), [("sampler", True), ("network", False)])
+@pytest.mark.parametrize("part", ["sampler", "network"])
+@pytest.mark.parametrize("when_loaded", [True, False])
 def test_graph_that_exceeds_memory_limit_is_reported_as_broken(
     preflights, writable_store, digits_store, graphs, part, when_loaded
 ):

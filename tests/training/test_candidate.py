@@ -143,7 +143,6 @@ def test_labels_create_candidate_and_promotion_requires_option_and_key(work, cap
     assert work.store.aliases("digits")["latest"] == "1"
 
 
-@pytest.mark.slow
 def test_candidate_fitted_on_wrong_labels_is_not_promoted(work):
     from training.candidate import count_tried_labels
 

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Float32, Float64, Int64, Shaped
 
-from model_store.artifacts.manifest import LARGEST_ID, TextSpec, column_width
+from model_store.artifacts.manifest import LARGEST_ID, TextSpec
 from model_store.errors import InvalidInput, one_line, refuse_unreadable
 from model_store.sources.cells import Categories, Numbers, category_text
-from model_store.sources.columns import Columns, encode, fill_missing, presence
+from model_store.sources.columns import Columns, column_at, encode, fill_missing, presence
 from training import log
 from training.data.arrays import resolve_path
 from training.data.cells import column_names
@@ -308,9 +308,8 @@ def encode_table(
     x = encode(columns, cells)
     fill_missing(x, columns)
     if not np.isfinite(x).all():
-        row, place = np.argwhere(~np.isfinite(x))[0]
-        ends = np.cumsum([column_width(column) for column in columns])
-        name = columns[int(np.searchsorted(ends, place, side="right"))].name
+        row, place = np.argwhere(~np.isfinite(x))[0].tolist()
+        name = column_at(columns, place).name
         expected = f"numbers in float32's range after standardisation in column {name!r}"
         raise InvalidInput("data.source", expected, f"{cells[name][row]:g}")
     train_x = x[train]

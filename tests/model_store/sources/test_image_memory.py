@@ -38,14 +38,7 @@ def call():
         yield call
 
 
-@pytest.mark.parametrize(
-    ("kind", "mode", "options"),
-    [
-        pytest.param(*file, marks=[] if file[1] in ("P", "RGB") else pytest.mark.slow)
-        for file in FILES
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("kind", "mode", "options"), FILES, ids=str)
 def test_decoding_memory_stays_within_the_estimate(call, kind, mode, options):
     for size in SIZES:
         if max(size) > 9999 and (kind == "WEBP" or options):

@@ -237,7 +237,7 @@ def test_file_with_too_many_or_no_segments_is_refused_quickly(content):
         InvalidInput, match=r"inputs.2: expected a PNG, JPEG, WEBP or BMP file, got something else"
     ):
         open_image(content, "inputs.2")
-    assert time.process_time() - start < 5.0  # quadratic time would be minutes
+    assert time.process_time() - start < 5.0  # up to 0.4 when idle
 
 
 def test_run_length_encoded_bmp_is_refused():

@@ -131,7 +131,6 @@ def test_monte_carlo_error_is_for_one_draw_set():
     assert error.int8_monte_carlo == pytest.approx(0.01, rel=0.15)  # five standard deviations
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("fits")
 def test_small_network_is_not_quantised():
     generator = torch.Generator().manual_seed(0)

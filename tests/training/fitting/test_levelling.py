@@ -80,7 +80,6 @@ def create_run(folder, splits, **training):
     return Run(recipe, splits, (2,), 2, folder, torch.device("cpu"))
 
 
-@pytest.mark.slow
 def test_fit_levels_off_and_then_decays_rates_until_its_end(splits, tmp_path):
     run = create_run(tmp_path / "a", splits, patience=8, max_epochs=300)
     rates = []

@@ -46,17 +46,17 @@ SMALL = {
 }
 SIMILAR_METHODS = (
     *("dropout-alpha", "mle-dropout", "bbb-mixture", "mle", "anchored-ensemble", "bhn-iaf"),
-    *("last-layer-hmc", "gp-layer", "mvn", "bhn-weights", "dropout", "ensemble"),
+    *("last-layer-hmc", "gp-layer", "dropout"),
 )
 CASES = [
     *((method, "mlp") for method in METHODS if method not in SIMILAR_METHODS),
-    ("dropout", "residuals"),
+    *(("dropout", "residuals"), ("laplace", "groups")),
 ]
 SLOW_CASES = [
     *((method, "mlp") for method in SIMILAR_METHODS),
     *((method, "residuals") for method in ("bhn-realnvp", "bbb-mixture", "ensemble")),
     *((method, "skips") for method in ("bhn-iaf", "mvn", "variational-hypernet")),
-    *(("laplace", network) for network in ("residuals", "skips", "groups")),
+    *(("laplace", network) for network in ("residuals", "skips")),
     ("gp-layer", "residuals"),
 ]
 

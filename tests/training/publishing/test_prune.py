@@ -172,7 +172,6 @@ def test_pruning_three_quarters_keeps_accuracy_and_is_in_manifest(folder):
     assert small.training["data_digest"] == full.training["data_digest"]
 
 
-@pytest.mark.slow
 def test_version_damaged_by_pruning_gets_warning(folder):
     with working_in(folder):
         assert main(["prune", "bayes", "--fraction", "0.97", "--as", "less"]) == 0
