@@ -52,17 +52,30 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by their fixtures, and run the files with fits first."""
-    fitting = set()
+    """Mark tests by their fixtures, and sort their files.
+
+    Files with fits run first. One process fits the digits model in the first file, while the other
+    runs files that do not need it.
+    """
+    fitting, with_digits = set(), dict[Path, None]()
     for item in items:
         used = set(getattr(item, "fixturenames", ()))
         if "fits" in used:
             fitting.add(item.path)
+        if "digits_store" in used:
+            with_digits[item.path] = None
         if used & FITS:
             item.add_marker("fits")
         if used & SERVES:
             item.add_marker("serves")
-    items.sort(key=lambda item: item.path not in fitting)
+    first = next(iter(with_digits), None)
+    items.sort(
+        key=lambda item: (
+            item.path != first,
+            item.path not in fitting,
+            item.path in with_digits,
+        )
+    )
     gc.collect()
     gc.freeze()  # torch and the tests stay in memory
 

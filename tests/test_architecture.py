@@ -1,5 +1,7 @@
 import ast
+import functools
 import re
+import sys
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
@@ -11,6 +13,10 @@ FOLDERS = {
     **{package: ROOT / package for package in PACKAGES},
     "dubito": ROOT / "client" / "dubito",
 }
+FOR_TRAINING = {"torch", "sklearn", "matplotlib", "onnxscript", "scipy", "tqdm"}
+FOR_HTTP = {"fastapi", "starlette"}
+CLIENTS = {"urllib.request", "http.client", "httpx", "requests", "aiohttp", "ftplib", "urllib3"}
+PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 PAGE = (ROOT / "ARCHITECTURE.md").read_text()
 
 
@@ -39,17 +45,29 @@ def test_every_test_on_page_exists():
         assert f"def {test}(" in (ROOT / file).read_text(), test
 
 
-def find_imports(path):
+@functools.cache
+def find_imports(path, for_typing=True):
+    """Return the full names of all modules that a file imports, at any depth."""
     tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            node.body = []
-    for node in ast.walk(tree):
+    nodes = [*ast.walk(tree)]
+    if not for_typing:
+        blocks = [node for node in nodes if isinstance(node, ast.If)]
+        for block in blocks:
+            if ast.unparse(block.test) == "TYPE_CHECKING":
+                block.body = []
+        nodes = [*ast.walk(tree)]
+    names = set()
+    for node in nodes:
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            assert node.level == 0, f"{path} imports relatively"
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def find_packages(path, for_typing=True):
+    return {name.partition(".")[0] for name in find_imports(path, for_typing)}
 
 
 @pytest.mark.parametrize(
@@ -64,14 +82,56 @@ def find_imports(path):
     ],
 )
 def test_packages_import_in_one_direction(package, may_import):
-    forbidden = set(FOLDERS) - {package} - may_import
+    forbidden = {*FOLDERS, "tests", "benchmarks"} - {package} - may_import
     for path in FOLDERS[package].rglob("*.py"):
-        assert not {module.partition(".")[0] for module in find_imports(path)} & forbidden, path
+        assert not find_packages(path, for_typing=False) & forbidden, path
+
+
+@pytest.mark.parametrize(
+    ("package", "forbidden"),
+    [
+        ("service", FOR_TRAINING),
+        ("model_store", FOR_TRAINING | FOR_HTTP),
+        ("training", FOR_HTTP),
+    ],
+)
+def test_packages_have_no_forbidden_requirements(package, forbidden):
+    for path in FOLDERS[package].rglob("*.py"):
+        assert not find_packages(path) & forbidden, path
+
+
+def test_client_requires_only_httpx_and_numpy():
+    frames = {"pandas", "polars"}  # imported by the functions that return them
+    optional = {
+        "predictions.py": frames,
+        "results.py": frames,
+        "actions.py": {"rich"},
+        "files.py": {"pyarrow"},
+        "command.py": {"shtab"},
+    }
+    for path in FOLDERS["dubito"].glob("*.py"):
+        extra = find_packages(path) - sys.stdlib_module_names - {"dubito", "httpx", "numpy"}
+        assert extra <= optional.get(path.name, set()), path
+
+
+@pytest.mark.parametrize("package", ["integrations", "service", "model_store"])
+def test_packages_do_not_import_network_clients(package):
+    for path in FOLDERS[package].rglob("*.py"):
+        assert path.parent.name == "label_studio" or not CLIENTS & find_imports(path), path
+
+
+@pytest.mark.parametrize("package", FOLDERS)
+def test_no_package_unpickles(package):
+    for path in FOLDERS[package].rglob("*.py"):
+        assert not find_packages(path) & PICKLES, path
+        code = path.read_text()
+        assert not re.search(r"allow_pickle=(?!False)", code), path
+        assert "torch.load(" not in code, path
 
 
 def test_bayes_imports_neither_recipes_nor_store():
     for path in (ROOT / "training" / "bayes").rglob("*.py"):
-        for name in find_imports(path):
+        for name in find_imports(path, for_typing=False):
             assert not name.startswith("model_store.artifacts"), path
             if name.startswith("training."):
                 assert name.startswith(("training.bayes", "training.seeds")), path
@@ -89,7 +149,7 @@ def map_subpackage_imports(package):
         subpackage = get_subpackage(".".join(names).removesuffix(".__init__"))
         imports = {
             get_subpackage(module)
-            for module in find_imports(path)
+            for module in find_imports(path, for_typing=False)
             if module.startswith(f"{package}.")
         }
         graph.setdefault(subpackage, set()).update(imports - {subpackage})
@@ -106,7 +166,8 @@ def map_module_imports(package):
         for path in root.rglob("*.py")
     }
     return {
-        module: {name for name in find_imports(path) if name in modules} - {module}
+        module: {name for name in find_imports(path, for_typing=False) if name in modules}
+        - {module}
         for module, path in modules.items()
     }
 

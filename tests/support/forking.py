@@ -2,18 +2,24 @@
 
 import ctypes
 import functools
+import importlib
 import json
 import os
 import socket
 import subprocess
 import sys
 import traceback
+from importlib.metadata import entry_points
 from typing import Any, NoReturn
 
 from tests.support.environment import ROOT
 
 PR_SET_CHILD_SUBREAPER = 36
 MAX_BYTES = 1 << 20  # of a request
+PRELOADED = (
+    *("anyio._backends._asyncio", "numpy.ma", "numpy.random", "uvicorn"),
+    *("service.__main__", "service.app", "service.serve", "service.server.protocol"),
+)
 
 
 class ForkedService(subprocess.Popen[str]):
@@ -46,11 +52,10 @@ def _start_template() -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 
 def _run_template(requests: socket.socket) -> None:
-    import uvicorn  # noqa: F401
-
-    import service.__main__
-    import service.app
-    import service.serve  # noqa: F401
+    for name in PRELOADED:
+        importlib.import_module(name)
+    for point in entry_points(group="dubito.integrations"):
+        point.load()
 
     while True:
         message, files, *_ = socket.recv_fds(requests, MAX_BYTES, 3)

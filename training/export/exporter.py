@@ -129,7 +129,7 @@ def export_program(
     key = structure(module, inputs, dynamic_shapes)
     cached = None if key is None else _read(key)
     if cached is None:
-        _cache_registry()
+        _cache_operators()
         exported = torch.onnx.export(
             module,
             inputs,
@@ -150,12 +150,14 @@ def export_program(
 
 
 @functools.cache
-def _cache_registry() -> None:
-    """Make torch build its ONNX function registry once per process, not once per graph."""
+def _cache_operators() -> None:
+    """Make torch list its operators and ONNX functions once per process, not once per graph."""
+    from torch._export import utils
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     registry: Any = ONNXRegistry
     registry.from_torchlib = staticmethod(functools.cache(registry.from_torchlib))
+    utils._materialize_cpp_cia_ops = functools.cache(utils._materialize_cpp_cia_ops)
 
 
 def _without_weights(model: ir.Model, module: nn.Module) -> bytes | None:

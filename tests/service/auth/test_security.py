@@ -1,17 +1,12 @@
-import ast
 import json
 import re
 import shutil
 
-import pytest
-
 from model_store.artifacts.store import ModelStore
-from tests.support.environment import ROOT
 from tests.support.stores import publish_again
 
 ROW = [0.0] * 64
 MARK = "Zx9Qmark"
-CLIENTS = {"urllib.request", "http.client", "httpx", "requests", "aiohttp", "ftplib", "urllib3"}
 JSON = {"Content-Type": "application/json"}
 FORM = {"Content-Type": "multipart/form-data; boundary=b"}
 
@@ -92,19 +87,3 @@ def test_requests_do_not_write_to_the_store(open_client, digits_store, tmp_path)
         for _ in send_bad_requests(client):
             pass
     assert read_tree(tmp_path / "models") == before
-
-
-def get_modules(path):
-    """Yield the full name of each module that a file imports."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-@pytest.mark.parametrize("package", ["integrations", "service", "model_store"])
-def test_packages_do_not_import_network_clients(package):
-    for path in (ROOT / package).rglob("*.py"):
-        assert path.parent.name == "label_studio" or not CLIENTS & {*get_modules(path)}, path.name
