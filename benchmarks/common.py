@@ -217,6 +217,6 @@ def torch_model(store: ModelStore, name: str) -> BayesianModel:
     artifact = store.open(name, store.resolve(name), files=("weights.safetensors",))
     manifest = artifact.manifest
     recipe = recipes.Recipe.model_validate(manifest.training["recipe"])
-    model = build(recipe, manifest.input.shape, len(manifest.output.classes))
+    model = build(recipe, manifest.input.shape, manifest.num_labels)
     model.load_state_dict(load_weights(artifact.files["weights.safetensors"]))
     return model.eval()
