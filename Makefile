@@ -29,10 +29,10 @@ test: install
 	$(BIN)/python -m pytest $(IN_TWO)
 
 test-quick: install
-	$(BIN)/python -m pytest $(IN_TWO) -m "not slow and not fits and not serves"
+	$(BIN)/python -m pytest $(IN_TWO) -m "not slow and not real and not fits and not serves"
 
 test-slow: install
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow and not real"
 
 test-real: install # third-party programs
 	bash tests/real/environments.sh all

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 import orjson
-from fastapi import Response
 from jaxtyping import Bool
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from model_store.artifacts.manifest import Manifest
 from model_store.inference.prediction import DecisionOptions

@@ -6,6 +6,8 @@ import pytest
 
 from tests.support.environment import ROOT, environment_in
 
+pytestmark = pytest.mark.serves
+
 COMMANDS = {
     "candidate": (["training", "candidate", "digits", "--watch"], "no labels yet"),
     "label-studio": (

@@ -13,6 +13,8 @@ from tests.support.environment import ROOT, environment_with, run_service
 from tests.support.ports import free_port
 from tests.support.serving import is_responding, serving, wait_until
 
+pytestmark = pytest.mark.serves
+
 
 def test_backup_and_restore_commands_preserve_job_results(digits_store, tmp_path):
     database = Database(tmp_path / "state")

@@ -14,6 +14,8 @@ from training.recipe import Recipe
 
 DRAWS = 1000
 
+pytestmark = pytest.mark.fits
+
 
 def test_draws_of_a_linear_gaussian_model_match_the_exact_posterior():
     problem = Problem.make(rows=200)
