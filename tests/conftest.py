@@ -46,6 +46,7 @@ SERVES = {"serve", "open_client", "service_url"}
 
 
 def pytest_configure() -> None:
+    gc.disable()  # until all modules are imported
     if not entry_points(group="dubito.integrations"):
         command = ".venv/bin/uv pip install --no-deps --no-build-isolation -e ."
         raise pytest.UsageError(f"entry points are missing: run `{command}` (or `make install`)")
@@ -76,6 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.path in with_digits,
         )
     )
+    gc.enable()
     gc.collect()
     gc.freeze()  # torch and the tests stay in memory
 
