@@ -39,6 +39,7 @@ from training.data import load
 from training.data.findings import inspect_source
 from training.data.plan import make_plan
 from training.data.rows import Dataset
+from training.evaluation.metrics import flag_range
 from training.fit import Fitted, fit, publish
 from training.recipe import Recipe
 from training.scoring import served_scores
@@ -286,7 +287,7 @@ def page(results: dict[str, list[dict[str, Any]]]) -> str:
         for low, high in [bounds(cell["test"], cell["ranking"])]
     ]
     few_flagged = [
-        cell["ours"]["flagged"] * cell["test"] <= _most_flagged(cell["test"], cell["ranking"])
+        cell["ours"]["flagged"] <= flag_range(cell["test"], cell["ranking"], FPR)[1]
         for row in rows
         for cell in row.cells
     ]
@@ -322,13 +323,6 @@ def _group(name: str) -> str:
     if name in LATER:
         return " (later)"
     return " (aside)" if name in ASIDE else ""
-
-
-def _most_flagged(test: int, ranking: int) -> int:
-    rank = int(FPR * (ranking + 1))
-    if rank == 0:
-        return 0
-    return int(betabinom(test, rank, ranking + 1 - rank).ppf(0.99))
 
 
 def plot(results: dict[str, list[dict[str, Any]]]) -> Figure:

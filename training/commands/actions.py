@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import count
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from model_store.artifacts.manifest import ALL_FILES
+from model_store.artifacts.manifest import ALL_FILES, Manifest
 from model_store.errors import DubitoError, InvalidInput, expected_value
 from model_store.inference.model import NEEDED, Model
 from model_store.state.database import Database
@@ -100,13 +101,30 @@ def fit(options: argparse.Namespace) -> None:
         print(json.dumps(_select(manifest, keys)))
         return
     print("", *table(manifest), sep="\n")
-    quality = manifest.quality
-    rates = [100 * quality[f"{key}_at_05"] for key in ("flag_rate", "uniform_noise_flagged")]
-    print("flagged: {:.1f} % of test rows (expected: 5 %), {:.1f} % of noise".format(*rates))
+    for line in _flag_lines(manifest, len(data.test.x)):
+        print(line)
     for line in shift_lines(report):
         print(line)
     print(f"\npublished {manifest.label}; learning curves: {result.folder}/progress.png")
     print("to serve it, run `dubito serve`")
+
+
+def _flag_lines(manifest: Manifest, test_rows: int) -> Iterator[str]:
+    """Compare the share of flagged test rows with its range."""
+    from training.evaluation.metrics import flag_range
+
+    names = ("flag_rate", "uniform_noise_flagged")
+    rate, noise = (manifest.quality[f"{name}_at_05"] for name in names)
+    calibration_rows = manifest.detectors.ranking_rows
+    low, high = flag_range(test_rows, calibration_rows, 0.05)
+    expected = "5 % on average"
+    if manifest.categories is None:
+        ends = f"{100 * low:.1f} to {100 * high:.1f} %"
+        expected += f", {ends} with {calibration_rows} calibration rows"
+    rates = f"{100 * rate:.1f} % of test rows (expected: {expected}), {100 * noise:.1f} % of noise"
+    yield f"flagged: {rates}"
+    if manifest.categories is None and rate > high:
+        yield "! more test rows are flagged than expected: they differ from the calibration rows"
 
 
 def _read_recipe(options: argparse.Namespace) -> Recipe:

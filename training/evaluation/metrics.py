@@ -16,6 +16,7 @@ the mean and the log variance of each draw and row, in the units of the target o
 target. Scores are higher for more uncertain rows and for rows more unlike the data.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -53,6 +54,21 @@ Positive = Float64[np.ndarray, "P"]
 Negative = Float64[np.ndarray, "N"]
 Hits = Bool[np.ndarray, "N"]
 Outputs = Float64[np.ndarray, "K N 2"]
+
+
+def flag_range(rows: int, calibration_rows: int, fpr: float) -> tuple[float, float]:
+    """Compute the range of the share of flagged ordinary rows, with probability .99.
+
+    It covers both the choice of the calibration rows and of the `rows` ordinary rows. If n
+    calibration rows have no ties, the number of flagged rows is beta-binomial with parameters k and
+    n + 1 - k, where k = floor(fpr (n + 1)) (Vovk 2012).
+    """
+    rank = math.floor(fpr * (calibration_rows + 1))
+    if rank == 0:
+        return 0.0, 0.0
+    law = stats.betabinom(rows, rank, calibration_rows + 1 - rank)
+    low, high = law.ppf([0.005, 0.995]) / rows
+    return float(low), float(high)
 
 
 @dataclass(frozen=True, eq=False)

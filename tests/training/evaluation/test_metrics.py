@@ -5,7 +5,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn import metrics
 
-from training.evaluation.metrics import RiskCoverage, class_figures, detection, reliability, values
+from training.evaluation.metrics import (
+    RiskCoverage,
+    class_figures,
+    detection,
+    flag_range,
+    reliability,
+    values,
+)
 
 # Few values, so that there are many ties.
 SCORES = st.integers(1, 12).flatmap(
@@ -91,3 +98,21 @@ def test_class_figures_are_finite_for_certain_predictions():
     assert wrong["brier"] == 2
     assert wrong["expected_calibration_error"] == 1
     assert -1000 < wrong["log_likelihood"] < -600
+
+
+@pytest.mark.parametrize(("calibration_rows", "rows"), [(55, 114), (300, 50)])
+def test_flag_range_has_its_probability(calibration_rows, rows):
+    random = np.random.default_rng(0)
+    calibration = np.sort(random.random((20_000, calibration_rows)))
+    scores = random.random((20_000, rows))
+    rank = int(0.05 * (calibration_rows + 1))
+    share = (scores > calibration[:, [-rank]]).mean(1)
+    low, high = flag_range(rows, calibration_rows, 0.05)
+    assert ((share >= low) & (share <= high)).mean() > 0.985
+    assert (share < low).mean() < 0.007
+    assert (share > high).mean() < 0.007
+    assert high < share.max()
+
+
+def test_no_ordinary_row_is_flagged_with_too_few_calibration_rows():
+    assert flag_range(100, 18, 0.05) == (0.0, 0.0)
