@@ -36,6 +36,7 @@ from training.versions import Provenance, read_recipe
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
+NOTES = "<!-- written by hand -->\n"
 NAME = "mnist"
 TRAINED_LOG_STD = -0.7
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -78,11 +79,16 @@ def open_or_publish(options: argparse.Namespace) -> Iterator[ModelStore]:
 def report(
     options: argparse.Namespace, stem: str, text: str, draw: Callable[[], Figure] | None = None
 ) -> None:
-    """Print a page. With `--write`, save it and its figure to docs/results."""
+    """Print a page. With `--write`, save it and its figure to docs/results.
+
+    The page keeps its hand-written part, which starts at `NOTES`.
+    """
     print(text)
     if options.write:
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        (RESULTS / f"{stem}.md").write_text(text)
+        page = RESULTS / f"{stem}.md"
+        previous = page.read_text() if page.exists() else ""
+        _, marker, notes = previous.partition(NOTES)
+        page.write_text(f"{text}\n{marker}{notes}" if marker else text)
         if draw is not None:
             plt.switch_backend("Agg")
             figure = draw()

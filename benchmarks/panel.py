@@ -183,7 +183,7 @@ def main() -> None:
     parser = bare_parser(__doc__, "panel.{md,png}")
     parser.add_argument("uci", type=Path)
     parser.add_argument("results", type=Path, help="a folder, with a file for each set and seed")
-    parser.add_argument("--sets", nargs="+", default=list(PANEL), choices=list(PANEL))
+    parser.add_argument("--sets", nargs="+", default=[*PANEL], choices=PANEL, metavar="NAME")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--development", action="store_true", help="without the test rows")
     parser.add_argument(
