@@ -4,7 +4,7 @@ import pytest
 from tests.support.serving import serving
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def url(kinds):
     with serving(kinds, DUBITO_DEFAULT_MODEL="digits") as (url, _):
         yield url
