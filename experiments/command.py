@@ -29,8 +29,8 @@ def add_commands(commands: Commands) -> None:
 
 
 def _add_active(commands: Commands) -> None:
-    about = "simulate active learning, and count the labels that it needs and saves"
-    parser = add_command(commands, "active", "experiments.active.command:active", about)
+    summary = "simulate active learning, and count the labels that it needs and saves"
+    parser = add_command(commands, "active", "experiments.active.command:active", summary)
     add = parser.add_argument
     add("recipes", type=Path, nargs="+", metavar="RECIPE", help="TOML files for the same data")
     add("--data", metavar="SRC", help="instead of the recipes' source: digits, csv:FILE, ...")
@@ -58,15 +58,15 @@ def _add_active(commands: Commands) -> None:
 
 
 def _add_attack(commands: Commands) -> None:
-    about = "attack the test rows of a classifier, and measure how many attacks are flagged"
-    parser = add_command(commands, "attack", "experiments.command:attack", about)
+    summary = "attack the test rows of a classifier, and measure how many attacks are flagged"
+    parser = add_command(commands, "attack", "experiments.command:attack", summary)
     parser.add_argument("model", **VERSION)
     parser.add_argument("--rows", type=int, default=1000, help="maximum number of test rows")
 
 
 def _add_reproduce(commands: Commands) -> None:
-    about = "measure the papers' tables and figures, and write their pages"
-    parser = add_command(commands, "reproduce", REPRODUCE, about)
+    summary = "measure the papers' tables and figures, and write their pages"
+    parser = add_command(commands, "reproduce", REPRODUCE, summary)
     parser.add_argument(
         "targets",
         nargs="*",
@@ -77,8 +77,8 @@ def _add_reproduce(commands: Commands) -> None:
 
 
 def _add_certify(commands: Commands) -> None:
-    about = "compare every method with exact posteriors and Hamiltonian Monte Carlo"
-    parser = add_command(commands, "certify", REPRODUCE, about)
+    summary = "compare every method with exact posteriors and Hamiltonian Monte Carlo"
+    parser = add_command(commands, "certify", REPRODUCE, summary)
     parser.set_defaults(targets=list(CERTIFYING))
     _add_options(parser)
 

@@ -37,7 +37,7 @@ class Cells:
 
 
 def parse_options(
-    parameters: dict[str, Any], where: str, extra: tuple[str, ...] = ()
+    parameters: dict[str, Any], prefix: str, extra: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """Convert another protocol's parameters to fields of /predict.
 
@@ -46,7 +46,7 @@ def parse_options(
     fields: dict[str, Any] = {}
     for name, value in parameters.items():
         if name not in PREDICT_OPTIONS:
-            place = f"{where}.{name}" if _NAME.fullmatch(name) else where
+            place = f"{prefix}.{name}" if _NAME.fullmatch(name) else prefix
             expected = list_choices(sorted((*PREDICT_OPTIONS, *extra)))
             raise InvalidInput(place, expected, "an unknown parameter")
         if isinstance(value, str):
@@ -54,17 +54,17 @@ def parse_options(
                 value = orjson.loads(value.encode("utf-8", "replace"))
             except orjson.JSONDecodeError:
                 expected = "a number, possibly as a string"
-                raise InvalidInput(f"{where}.{name}", expected, "another string") from None
+                raise InvalidInput(f"{prefix}.{name}", expected, "another string") from None
         fields[name] = value
     return fields
 
 
-def build_envelope(fields: dict[str, Any], where: str) -> PredictRequest:
+def build_envelope(fields: dict[str, Any], prefix: str) -> PredictRequest:
     """Build a request from the result of `parse_options`.
 
-    In errors, the fields have the prefix `where`.
+    In errors, the fields have the prefix `prefix`.
     """
     try:
         return validate(PredictRequest, {"inputs": [], **fields})
     except InvalidInput as error:
-        raise error.rename_fields(lambda field: f"{where}.{field}") from None
+        raise error.rename_fields(lambda field: f"{prefix}.{field}") from None

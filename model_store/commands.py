@@ -6,8 +6,10 @@ and completion are fast.
 
 import argparse
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TypeAlias
@@ -17,11 +19,13 @@ from model_store.processes import open_standard_files
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-ABOUT = "list, show, verify, sign and delete versions, and move their aliases"
+REPEAT_S = 60
+
+SUMMARY = "list, show, verify, sign and delete versions, and move their aliases"
 
 
 def add_commands(commands: Commands) -> None:
-    add_store_commands(commands.add_parser("store", help=ABOUT, description=ABOUT))
+    add_store_commands(commands.add_parser("store", help=SUMMARY, description=SUMMARY))
 
 
 def add_store_commands(parser: argparse.ArgumentParser) -> None:
@@ -36,16 +40,16 @@ def add_store_commands(parser: argparse.ArgumentParser) -> None:
     verify = _add(commands, "verify", "check every file of every version against its manifest")
     help = "and every signature against these public keys (a file or a folder)"
     verify.add_argument("--key", type=Path, metavar="FILE", help=help)
-    about = "point an alias at a version that can be served, or remove it; `latest` rolls back"
-    alias = _add(commands, "alias", about)
+    summary = "point an alias at a version that can be served, or remove it; `latest` rolls back"
+    alias = _add(commands, "alias", summary)
     alias.add_argument("name")
     alias.add_argument("alias")
     alias.add_argument("version", nargs="?", help="a number or another alias")
     alias.add_argument("--remove", action="store_true", help="remove the alias; its version stays")
-    help = "without trying whether it can be served"
+    help = "do not check whether the version can be served"
     alias.add_argument("--anyway", action="store_true", help=help)
-    about = "delete all versions except the newest N and those with an alias"
-    keep = _add(commands, "keep", about)
+    summary = "delete all versions except the newest N and those with an alias"
+    keep = _add(commands, "keep", summary)
     keep.add_argument("name")
     keep.add_argument("newest", type=int)
     delete = _add(commands, "delete", "delete a version, or a model with all of its versions")
@@ -53,18 +57,18 @@ def add_store_commands(parser: argparse.ArgumentParser) -> None:
     delete.add_argument("version", metavar="NAME[:VERSION]", help=help)
     help = "also versions with an alias, which is removed"
     delete.add_argument("--force", action="store_true", help=help)
-    about = "make a private key to sign with, FILE, and its public one, FILE.pub"
-    keygen = _add(commands, "keygen", about)
+    summary = "make a private key to sign with, FILE, and its public one, FILE.pub"
+    keygen = _add(commands, "keygen", summary)
     keygen.add_argument("file", type=Path, metavar="FILE")
-    sign = _add(commands, "sign", "sign a version that is whole")
+    sign = _add(commands, "sign", "check and sign a version")
     _add_version(sign)
     sign.add_argument("--key", type=Path, metavar="FILE", required=True, help="the private key")
 
 
 def _add(
-    commands: Commands, name: str, about: str, function: str | None = None
+    commands: Commands, name: str, summary: str, function: str | None = None
 ) -> argparse.ArgumentParser:
-    return add_command(commands, name, f"model_store.maintenance:{function or name}", about)
+    return add_command(commands, name, f"model_store.maintenance:{function or name}", summary)
 
 
 def _add_version(parser: argparse.ArgumentParser) -> None:
@@ -86,11 +90,11 @@ def add_command(
     commands: Commands,
     name: str,
     function: str,
-    about: str,
+    summary: str,
     run: Callable[[str, argparse.Namespace], int] = run,
 ) -> argparse.ArgumentParser:
     """Add a command that calls `function` (`module:function`) with the parsed options."""
-    parser = commands.add_parser(name, help=about, description=about)
+    parser = commands.add_parser(name, help=summary, description=summary)
     parser.set_defaults(run=partial(run, function))
     return parser
 
@@ -98,3 +102,21 @@ def add_command(
 def run_command(parser: argparse.ArgumentParser, arguments: list[str] | None) -> int:
     options = parser.parse_args(arguments)
     return options.run(options)
+
+
+def repeat(attempt: Callable[[], None], report: Callable[[str], None]) -> None:
+    """Call a function every minute until an interrupt.
+
+    Errors are reported, because they may be fixed before the next call.
+    """
+    for number in count(1):
+        try:
+            attempt()
+        except DubitoError as error:
+            report(f"error: {error}")
+        try:
+            if number == 1:
+                report(f"repeating every {REPEAT_S} s")
+            time.sleep(REPEAT_S)
+        except KeyboardInterrupt:  # Nothing is in progress, so this is a clean exit.
+            return

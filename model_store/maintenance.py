@@ -46,7 +46,7 @@ def verify(options: argparse.Namespace) -> int:
                 broken += 1
             else:
                 signed = "" if store.trusted is None else ", signed"
-                print(f"{name} version {version}: whole{signed}")
+                print(f"{name} version {version}: intact{signed}")
     return 1 if broken else 0
 
 
@@ -158,7 +158,7 @@ def _signature(store: ModelStore, name: str, version: str) -> str:
         store.storage.read(f"{name}/{version}/{SIGNATURE}", MAX_SIGNATURES_BYTES)
     except OSError:
         return "none"
-    return "there is one; --key checks it"
+    return "signed, not verified (use --key)"
 
 
 def _report(store: ModelStore, name: str, version: str) -> str:

@@ -45,26 +45,26 @@ OUT_OF_MEMORY = re.compile(
 TOKENIZING = {"TOKENIZERS_PARALLELISM": "false"}  # in the calling thread
 READY = "ready"  # the first line of a child
 START_S = 120.0
-LOOK_S = 0.05  # interval between checks for a stop request
+POLL_S = 0.05  # interval between checks for a stop request
 END_S = 1.0  # for a child to exit after closing its output
 STATUS = Path("/proc/self/status")  # Linux only
 
 
 def processors(
-    cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+    cgroups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> int:
     """Return the number of processors that the affinity and cgroups of this process allow."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     available = len(affinity(0)) if affinity else os.cpu_count() or 1
-    limits = [_cpu_limit(folder) for folder in _cpu_cgroups(cgroups, own)]
+    limits = [_cpu_limit(folder) for folder in _cpu_cgroups(cgroups, membership)]
     return max(1, min([available, *(limit for limit in limits if limit is not None)]))
 
 
-def _cpu_cgroups(cgroups: Path, own: Path) -> Iterator[Path]:
+def _cpu_cgroups(cgroups: Path, membership: Path) -> Iterator[Path]:
     """Yield the cgroups that can limit this process: its own and all their ancestors."""
     yield cgroups
     try:
-        lines = own.read_text().splitlines()
+        lines = membership.read_text().splitlines()
     except OSError:
         return
     for line in lines:
@@ -174,7 +174,7 @@ class ChildProcess:
             left = end - time.monotonic()
             if left <= 0:
                 raise NoAnswer("not in time", is_late=True)
-            if select.select([self._process.stdout], [], [], min(left, LOOK_S))[0]:
+            if select.select([self._process.stdout], [], [], min(left, POLL_S))[0]:
                 data = os.read(self._process.stdout.fileno(), 1 << 16)
                 if not data:
                     raise NoAnswer(self._describe_end())

@@ -42,22 +42,22 @@ def add_commands(commands: Commands) -> None:
     serve = add_command(commands, "serve", "service.serve:serve", "serve the models of the store")
     help = "port to listen on, instead of DUBITO_PORT (8000)"
     serve.add_argument("--port", type=int, metavar="N", help=help)
-    about = "predict a whole data set of Parquet files, without a service"
-    _add_data_set(commands, "score", about, SCORE_OPTIONS)
-    about = "rank a whole data set of Parquet files, without a service"
-    rank = _add_data_set(commands, "rank", about, RANK_OPTIONS)
+    summary = "predict a whole data set of Parquet files, without a service"
+    _add_data_set(commands, "score", summary, SCORE_OPTIONS)
+    summary = "rank a whole data set of Parquet files, without a service"
+    rank = _add_data_set(commands, "rank", summary, RANK_OPTIONS)
     rank.add_argument("-k", "--k", type=int, default=1000, help="how many rows to rank (1000)")
-    about = "make a key for DUBITO_KEYS_FILE"
-    key = add_command(commands, "key", "service.auth.keys:print_new_key", about)
+    summary = "make a key for DUBITO_KEYS_FILE"
+    key = add_command(commands, "key", "service.auth.keys:print_new_key", summary)
     key.add_argument("name", metavar="NAME", help="name of the key in the log")
     help = f"scopes, separated by commas, from {SCOPES}"
     key.add_argument("--scopes", required=True, help=help)
     help = "days until it expires; never by default"
     key.add_argument("--days", type=float, metavar="N", help=help)
-    about = "write the state, jobs and labels, to standard output, as a tar file"
-    add_command(commands, "backup", "service.commands:backup", about)
-    about = "restore the state from a backup on standard input"
-    add_command(commands, "restore", "service.commands:restore", about)
+    summary = "write the state, jobs and labels, to standard output, as a tar file"
+    add_command(commands, "backup", "service.commands:backup", summary)
+    summary = "restore the state from a backup on standard input"
+    add_command(commands, "restore", "service.commands:restore", summary)
     for integration in installed_integrations().values():
         integration.add_commands(commands)
 
@@ -77,10 +77,10 @@ def restore(_: argparse.Namespace) -> None:
 
 
 def _add_data_set(
-    commands: Commands, kind: str, about: str, options: Options
+    commands: Commands, kind: str, summary: str, options: Options
 ) -> argparse.ArgumentParser:
-    parser = add_command(commands, kind, "service.batch.command:run", about)
-    parser.description = f"{about}. It resumes if interrupted: docs/data-sets.md."
+    parser = add_command(commands, kind, "service.batch.command:run", summary)
+    parser.description = f"{summary}. It resumes if interrupted: docs/data-sets.md."
     help = "a .parquet file, a folder of them, or s3://, gs:// or az://bucket/prefix"
     parser.add_argument("source", metavar="SRC", help=help)
     help = "a folder or a bucket's URL, empty or of this job"

@@ -161,4 +161,6 @@ async def check_query_is_read(request: Request) -> None:
     route = request.scope["route"]
     reads_query = route.dependant.query_params or "parameters" in (route.openapi_extra or {})
     if request.query_params and not reads_query:
-        raise InvalidInput(f"query: {next(iter(request.query_params))[:80]}", "none", "one")
+        raise InvalidInput(
+            f"query: {next(iter(request.query_params))[:80]}", "no query parameters", "one"
+        )

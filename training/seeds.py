@@ -24,7 +24,6 @@ class Stream(IntEnum):
     DETECTORS = 7
     TEMPERATURE = 8
     SPLIT = 9  # of rows for a recalibration
-    PULL = 10  # convergence diagnostics
     IMPORTANCE = 11  # importance sampling diagnostics
     AUGMENTATION = 12
     CHAINS = 13  # of Hamiltonian Monte Carlo

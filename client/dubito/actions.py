@@ -95,9 +95,9 @@ def _show_predictions(
         write(answer, options.out)
     unknown = _count_unknown(answer)
     if options.json:
-        about = {name: answer[name].tolist() for name in GLOBAL_FIELDS if name in answer}
-        about |= {"unknown_categories": unknown} if "unknown_categories" in about else {}
-        print(json.dumps({**about, "predictions": list(_objects(answer.table()))}))
+        fields = {name: answer[name].tolist() for name in GLOBAL_FIELDS if name in answer}
+        fields |= {"unknown_categories": unknown} if "unknown_categories" in fields else {}
+        print(json.dumps({**fields, "predictions": list(_objects(answer.table()))}))
         return
     print(f"{answer.model} version {answer.version}, seed {answer.seed}\n")
     names, shown = _row_names(answer, files), min(options.rows, len(answer))
@@ -177,8 +177,8 @@ def acquire(client: Client, options: argparse.Namespace) -> None:
 def _show_ranking(answer: Ranking, options: argparse.Namespace) -> None:
     columns = answer.table()
     if options.json:
-        about = {name: getattr(answer, name) for name in RANKING_FIELDS}
-        print(json.dumps({**about, "ranking": list(_objects(columns))}))
+        fields = {name: getattr(answer, name) for name in RANKING_FIELDS}
+        print(json.dumps({**fields, "ranking": list(_objects(columns))}))
         return
     print(f"{answer.model} version {answer.version}, by {answer.acquisition}, seed {answer.seed}\n")
     print_table(list(columns), list(zip(*columns.values(), strict=True)))

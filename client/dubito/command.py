@@ -24,7 +24,7 @@ from dubito.options import URL
 GROUP = "dubito.commands"
 URL_VARIABLE = "DUBITO_CLIENT_URL"
 KEY_VARIABLE = "DUBITO_CLIENT_KEY"
-ABOUT = "A prediction service that knows when it doubts."
+SUMMARY = "A prediction service that knows when it doubts."
 ENVIRONMENT = (
     f"Set {URL_VARIABLE} to the service's URL, unless you use --url, and {KEY_VARIABLE} to an API "
     "key."
@@ -83,7 +83,7 @@ def _find_extra(module: str) -> str | None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("dubito", description=ABOUT, epilog=ENVIRONMENT)
+    parser = argparse.ArgumentParser("dubito", description=SUMMARY, epilog=ENVIRONMENT)
     help = "print the version"
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help=help)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -100,8 +100,8 @@ def add_commands(commands: Commands) -> None:
     add_options(predict, PREDICT_OPTIONS)
     help = "explain unusual rows; not available for jobs"
     predict.add_argument("--explain", action="store_true", help=help)
-    about = "rank the rows of a file by how useful their labels would be"
-    acquire = add_call(commands, "acquire", "dubito.actions:acquire", about)
+    summary = "rank the rows of a file by how useful their labels would be"
+    acquire = add_call(commands, "acquire", "dubito.actions:acquire", summary)
     add_rows(acquire)
     add_acquire_options(acquire)
     help = "store the selected rows on the service"
@@ -109,15 +109,15 @@ def add_commands(commands: Commands) -> None:
     add_call(commands, "models", "dubito.actions:models", "list the models")
     _add_labels(_add_group(commands, "labels", "push, list, export and delete labels"))
     _add_jobs(_add_group(commands, "jobs", "list jobs, wait for them, cancel and delete them"))
-    about = "print a shell completion script"
-    completion = commands.add_parser("completion", help=about, description=about)
+    summary = "print a shell completion script"
+    completion = commands.add_parser("completion", help=summary, description=summary)
     completion.add_argument("shell", choices=["bash", "zsh", "tcsh"])
     completion.set_defaults(run=_print_completion)
 
 
-def add_call(commands: Commands, name: str, function: str, about: str) -> argparse.ArgumentParser:
+def add_call(commands: Commands, name: str, function: str, summary: str) -> argparse.ArgumentParser:
     """Add a command that calls `function(client, options)`, written as `module:function`."""
-    parser = commands.add_parser(name, help=about, description=about)
+    parser = commands.add_parser(name, help=summary, description=summary)
     parser.set_defaults(run=partial(call_service, function))
     url = os.environ.get(URL_VARIABLE) or URL
     parser.add_argument("--url", default=url, help="URL of the service (%(default)s)")
@@ -157,45 +157,45 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _add_group(commands: Commands, name: str, about: str) -> Commands:
-    parser = commands.add_parser(name, help=about, description=about)
+def _add_group(commands: Commands, name: str, summary: str) -> Commands:
+    parser = commands.add_parser(name, help=summary, description=summary)
     return parser.add_subparsers(required=True, metavar="COMMAND")
 
 
 def _add_labels(commands: Commands) -> None:
-    about = "send labels from a CSV file with the columns `id` and `label` (or `target`)"
-    push = add_call(commands, "push", "dubito.actions:push_labels", about)
+    summary = "send labels from a CSV file with the columns `id` and `label` (or `target`)"
+    push = add_call(commands, "push", "dubito.actions:push_labels", summary)
     help = "CSV file, or JSON lines that may also have `input`; - reads CSV from standard input"
     push.add_argument("file", type=Path, metavar="FILE", help=help)
     help = "replace existing labels"
     push.add_argument("--replace", action="store_true", help=help)
     listed = add_call(commands, "list", "dubito.actions:show_labels", "show the labels")
-    about = "print the labels as CSV"
-    exported = add_call(commands, "export", "dubito.actions:export_labels", about)
+    summary = "print the labels as CSV"
+    exported = add_call(commands, "export", "dubito.actions:export_labels", summary)
     for parser in (listed, exported):
         parser.add_argument("--annotator", metavar="KEY", help="only labels from this key")
         help = "replaced and deleted labels instead"
         parser.add_argument("--former", action="store_true", help=help)
-    about = "delete labels; acquired rows wait for a label again"
-    deleted = add_call(commands, "delete", "dubito.actions:delete_labels", about)
+    summary = "delete labels; acquired rows wait for a label again"
+    deleted = add_call(commands, "delete", "dubito.actions:delete_labels", summary)
     deleted.add_argument("ids", nargs="+", metavar="ID")
     for parser in (push, listed, exported, deleted):
         parser.add_argument("--model", metavar="NAME", help="optional if there is only one")
 
 
 def _add_jobs(commands: Commands) -> None:
-    for name, method, about in (
+    for name, method, summary in (
         ("list", None, "list the jobs of this key"),
         ("status", "job", "show the progress of jobs"),
         ("cancel", "cancel", "cancel jobs"),
         ("delete", "delete", "delete finished jobs and their results"),
     ):
-        parser = add_call(commands, name, "dubito.actions:show_jobs", about)
+        parser = add_call(commands, name, "dubito.actions:show_jobs", summary)
         parser.set_defaults(method=method)
         if method is not None:
             parser.add_argument("ids", nargs="+", metavar="ID", help="job ids")
-    about = "wait for a job and show its result"
-    result = add_call(commands, "result", "dubito.actions:show_result", about)
+    summary = "wait for a job and show its result"
+    result = add_call(commands, "result", "dubito.actions:show_result", summary)
     result.add_argument("id", metavar="ID", help="job id")
     _add_answer_options(result)
 

@@ -9,11 +9,11 @@ from service.integrations import Integration
 
 
 def _add_commands(commands: Commands) -> None:
-    about = "create labelling tasks, and synchronise a Label Studio project with a model"
-    parser = commands.add_parser("label-studio", help=about, description=about)
+    summary = "create labelling tasks, and synchronise a Label Studio project with a model"
+    parser = commands.add_parser("label-studio", help=summary, description=summary)
     group = parser.add_subparsers(metavar="COMMAND", required=True)
-    about = "send labels to the service, and predictions to Label Studio"
-    sync = add_command(group, "sync", "integrations.label_studio.sync:run", about)
+    summary = "send labels to the service, and predictions to Label Studio"
+    sync = add_command(group, "sync", "integrations.label_studio.sync:run", summary)
     add = sync.add_argument
     add("model", metavar="NAME", help="a published model")
     add("--project", type=int, required=True, metavar="N", help="number of the project")
@@ -22,8 +22,6 @@ def _add_commands(commands: Commands) -> None:
     help = "file with an API key that has the scopes read, predict and label"
     add("--key-file", type=Path, metavar="FILE", help=help)
     add("--watch", action="store_true", help="repeat until interrupted")
-    help = "seconds between repetitions with --watch (%(default)s)"
-    add("--interval-s", type=float, default=60.0, metavar="S", help=help)
     if find_spec("dubito") is not None:  # Images of the service lack the client.
         _add_push(group)
 
@@ -31,8 +29,8 @@ def _add_commands(commands: Commands) -> None:
 def _add_push(commands: Commands) -> None:
     from dubito.command import add_acquire_options, add_call, add_rows
 
-    about = "create tasks for the rows to label next"
-    push = add_call(commands, "push", "integrations.label_studio.push:push", about)
+    summary = "create tasks for the rows to label next"
+    push = add_call(commands, "push", "integrations.label_studio.push:push", summary)
     add_rows(push)
     add_acquire_options(push)
     push.add_argument(

@@ -68,8 +68,8 @@ def _push(client: Client, options: argparse.Namespace) -> None:
         tasks = [{"data": {**_data(row, field[1]), ID: row.id}} for row in part]
         studio.json("POST", f"api/projects/{options.project}/import", tasks)
     if options.json:
-        about = {"model": ranking.model, "version": ranking.version, "project": options.project}
-        print(json.dumps({**about, "tasks": [row.id for row in new_rows]}))
+        fields = {"model": ranking.model, "version": ranking.version, "project": options.project}
+        print(json.dumps({**fields, "tasks": [row.id for row in new_rows]}))
         return
     skipped = len(ranking) - len(new_rows)
     note = f", {skipped} already had one" if skipped else ""

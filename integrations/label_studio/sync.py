@@ -10,8 +10,7 @@ repeatedly, and
 """
 
 import argparse
-import time
-from itertools import count
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -20,7 +19,7 @@ from integrations.label_studio.client import (
     LabelStudioError,
     label_studio_from_environment,
 )
-from model_store.errors import DubitoError
+from model_store.commands import repeat
 from service.auth.keys import read_key_file
 
 UNCERTAINTY = "dubito_doubt"  # key of a task's data, from 0 to 1
@@ -32,21 +31,15 @@ def run(options: argparse.Namespace) -> None:
     key = None if file is None else read_key_file("--key-file", file).strip()
     service = Backend(f"{options.service.rstrip('/')}/label-studio/{quote(options.model)}", key)
     studio = label_studio_from_environment()
-    for poll in count(1):
-        try:
-            print(synchronise(studio, service, options.project), flush=True)
-        except DubitoError as error:
-            if not options.watch:
-                raise
-            print(f"error: {error}", flush=True)
-        if not options.watch:
-            return
-        try:
-            if poll == 1:
-                print(f"repeating every {options.interval_s:g} s", flush=True)
-            time.sleep(options.interval_s)
-        except KeyboardInterrupt:  # Nothing is in progress, so this is a clean exit.
-            return
+    report = partial(print, flush=True)
+
+    def attempt() -> None:
+        report(synchronise(studio, service, options.project))
+
+    if options.watch:
+        repeat(attempt, report)
+    else:
+        attempt()
 
 
 class UnreadableTask(LabelStudioError):

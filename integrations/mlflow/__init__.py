@@ -7,8 +7,8 @@ from service.integrations import Integration
 
 
 def _add_commands(commands: Commands) -> None:
-    about = "write a version as an MLflow model"
-    parser = add_command(commands, "mlflow", "integrations.mlflow.command:run", about)
+    summary = "write a version as an MLflow model"
+    parser = add_command(commands, "mlflow", "integrations.mlflow.command:run", summary)
     help = "a folder or s3://bucket/prefix instead of DUBITO_STORE"
     parser.add_argument("--store", metavar="PLACE", help=help)
     help = "a model, and the number or alias of a version (default: latest)"

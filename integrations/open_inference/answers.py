@@ -95,13 +95,13 @@ class TensorEncoder:
         text, contents = [orjson.dumps(head)[:-1], b',"outputs":['], list[bytes]()
         for i, (name, is_binary) in enumerate(outputs.items()):
             array, separator = arrays[name], b"," if i else b""
-            about = {"name": name, "datatype": get_datatype(array), "shape": array.shape}
+            metadata = {"name": name, "datatype": get_datatype(array), "shape": array.shape}
             if self.request.binary_output if is_binary is None else is_binary:
                 contents.append(encode_array(array))
                 size = {"binary_data_size": len(contents[-1])}
-                text += [separator, orjson.dumps({**about, "parameters": size})]
+                text += [separator, orjson.dumps({**metadata, "parameters": size})]
             else:
-                text += [separator, orjson.dumps(about)[:-1], b',"data":[']
+                text += [separator, orjson.dumps(metadata)[:-1], b',"data":[']
                 text += [*_json_parts(array.ravel(), pause), b"]}"]
         header = b"".join([*text, b"]}"])
         if not contents:

@@ -8,13 +8,13 @@ from service.integrations import Integration
 
 
 def _add_commands(commands: Commands) -> None:
-    about = "serve with replicas on Ray, on this machine or a cluster"
-    parser = add_command(commands, "cluster", "integrations.ray.command:run", about)
+    summary = "serve with replicas on Ray, on this machine or a cluster"
+    parser = add_command(commands, "cluster", "integrations.ray.command:run", summary)
     add = parser.add_argument
     help = "minimum number of replicas (%(default)s)"
     add("--replicas", type=int, default=2, metavar="N", help=help)
     help = "maximum number of replicas, scaled with the work (--replicas)"
-    add("--most", dest="max_replicas", type=int, metavar="N", help=help)
+    add("--max-replicas", type=int, metavar="N", help=help)
     help = "listen on the head node only, not on each node with a replica"
     add("--one-proxy", action="store_true", help=help)
     help = "an existing cluster: HOST:PORT or auto (default: start one here)"

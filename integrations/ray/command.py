@@ -109,7 +109,7 @@ def _check(options: argparse.Namespace) -> None:
         options.max_replicas = options.replicas
     if options.max_replicas < options.replicas:
         expected = f"at least --replicas, {options.replicas}"
-        raise InvalidInput("--most", expected, str(options.max_replicas))
+        raise InvalidInput("--max-replicas", expected, str(options.max_replicas))
 
 
 def _prepare_ray(settings: Settings, is_local: bool, by_model: bool, folder: Path) -> None:

@@ -222,11 +222,11 @@ class Cache:
                 if not even_locked and (folder / MANIFEST).exists():
                     lock = stack.enter_context(open_regular(folder / MANIFEST))
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                grave = Path(mkdtemp(prefix=DRAFT, dir=folder.parent))
-                folder.rename(grave / folder.name)
+                trash = Path(mkdtemp(prefix=DRAFT, dir=folder.parent))
+                folder.rename(trash / folder.name)
             except OSError:
                 return not folder.exists()
-        shutil.rmtree(grave, ignore_errors=True)
+        shutil.rmtree(trash, ignore_errors=True)
         return True
 
     @contextmanager

@@ -178,10 +178,10 @@ class Folder:
         """Delete a version and its report."""
         self.delete_report(name, version)
         folder = self._model_folder(name)
-        grave = folder / f".deleted-{version}"
-        (folder / version).rename(grave)  # hides it from readers
+        trash = folder / f".deleted-{version}"
+        (folder / version).rename(trash)  # hides it from readers
         sync_folder(folder)
-        shutil.rmtree(grave)
+        shutil.rmtree(trash)
 
     def _model_folder(self, path: str) -> Path:
         name = path.split("/")[0]

@@ -72,7 +72,7 @@ class Objects:
             from obstore.store import from_url
         except ImportError:
             expected = "the package of the extra `bucket` for a URL"
-            raise InvalidInput(field, expected, "none of it") from None
+            raise InvalidInput(field, expected, "no such package") from None
         plain = any(os.environ.get(name, "").lower() in ("1", "true") for name in PLAIN_HTTP)
 
         def open_store(seconds: int) -> "ObjectStore":
@@ -90,7 +90,7 @@ class Objects:
             return cls(url, open_store(REQUEST_S), open_store(TRANSFER_S))
         except BaseError as error:
             message = str(error).splitlines()[0]
-            received = message if "specified" in message else "one that obstore refuses"
+            received = message if "specified" in message else "a URL that obstore rejects"
             raise InvalidInput(field, "a bucket with all that its kind needs", received) from None
 
     def entries(self, prefix: str = "") -> dict[str, Entry]:

@@ -143,5 +143,5 @@ def _import_cryptography(field: str) -> tuple[Any, Any]:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError:
         expected = "the package of the extra `sign` installed with it"
-        raise InvalidInput(field, expected, "none of it") from None
+        raise InvalidInput(field, expected, "no such package") from None
     return ed25519, serialization

@@ -317,7 +317,7 @@ class ModelStore:
     def remove_alias(self, name: str, alias: str) -> None:
         """Remove an alias. The version is not deleted."""
         if alias == LATEST:
-            expected = f"another than {LATEST}, which always names a version"
+            expected = f"an alias other than {LATEST}, which always names a version"
             raise InvalidInput("alias", expected, LATEST)
         self._check_exists(name)
         with self.storage.writing(name):

@@ -27,7 +27,7 @@ from model_store.sources.row_file import (
 )
 
 # Names that pandas gives to an unnamed index, which is not a feature
-INDEX = re.compile(r"|Unnamed: 0|__index_level_\d+__")
+INDEX_NAMES = re.compile(r"|Unnamed: 0|__index_level_\d+__")
 BUFFER_BYTES = 64 << 10  # read-ahead per column, because row groups can exceed the memory
 UNSUPPORTED = re.compile("not (yet )?implemented|not supported|unsupported", re.IGNORECASE)
 
@@ -195,7 +195,9 @@ class ParquetFile(RowFile):
             self._require([spec.text.column], schema.names)
             return [spec.text.column], f"the column {spec.text.column}"
         fields = [field for field in schema if field.name != self.id_column]
-        kinds = {field.name: field.type for field in fields if not INDEX.fullmatch(field.name)}
+        kinds = {
+            field.name: field.type for field in fields if not INDEX_NAMES.fullmatch(field.name)
+        }
         files = [name for name, kind in kinds.items() if spec.image is not None and _is_file(kind)]
         lists = [name for name, kind in kinds.items() if _is_list(kind)]
         for kind, candidates in (("files in the column", files), ("the column", lists)):

@@ -37,7 +37,7 @@ from service.auth.scopes import Scope as KeyScope
 from service.errors import Forbidden, RequestError, ShuttingDown, WrongHost
 from service.request_context import PREFIX_KEY, RECORD_KEY, RequestRecord, get_record
 from service.server.shares import KEY_NAME
-from service.telemetry.logs import RequestLog, log_refusal, where
+from service.telemetry.logs import RequestLog, format_traceback, log_refusal
 from service.telemetry.metrics import Metrics
 from service.telemetry.tracing import Tracing
 
@@ -104,7 +104,9 @@ class Observe:
             raise
         except Exception as error:
             record.reason = "unexpected"
-            logger.error("unexpected error in request %s: %s", record.request_id, where(error))
+            logger.error(
+                "unexpected error in request %s: %s", record.request_id, format_traceback(error)
+            )
             # If the answer has started, the server closes the connection.
             if status is None:
                 detail = "unexpected error; search the service's log for this X-Request-ID"

@@ -275,7 +275,7 @@ def _json_types(kind: type[RequestModel]) -> dict[str, tuple[str, str]]:
 
 
 def text_fields(
-    pairs: Iterable[tuple[str, str]], kind: type[RequestModel], rows_field: str, where: str
+    pairs: Iterable[tuple[str, str]], kind: type[RequestModel], rows_field: str, prefix: str
 ) -> dict[str, Any]:
     """Parse the fields of a query or form. Fields that are not strings are parsed as JSON."""
     fields: dict[str, Any] = {}
@@ -288,13 +288,13 @@ def text_fields(
             try:
                 value = orjson.loads(text.encode("utf-8", "replace"))
             except orjson.JSONDecodeError:
-                raise InvalidInput(f"{where}: {name}", "a JSON value", "other text") from None
+                raise InvalidInput(f"{prefix}: {name}", "a JSON value", "other text") from None
         if is_item and (name in repeated or name not in fields):
             repeated.add(name)
             fields.setdefault(name, []).append(value)
             continue
         if name == rows_field or name in fields:
-            raise InvalidInput(f"{where}: {name[:80]}", "one value, outside the rows", "another")
+            raise InvalidInput(f"{prefix}: {name[:80]}", "one value, outside the rows", "another")
         fields[name] = value
     return fields
 

@@ -19,7 +19,7 @@ from model_store.state.jobs import Job
 TRAINING = ("training", "torch")
 LOG_FILE = "log.txt"
 LAST_LINES = 30
-LOOK_S = 0.5
+POLL_S = 0.5
 _EPOCH = re.compile(r"^epoch (\d+)/(\d+)", re.MULTILINE)
 
 
@@ -55,7 +55,7 @@ def fit_candidate(folder: Path, job: Job, report: Callable[[int, int], bool]) ->
             while process.poll() is None:
                 if not report(*_epochs(place)):
                     raise Cancelled
-                time.sleep(LOOK_S)
+                time.sleep(POLL_S)
         finally:
             process.terminate()
     if process.returncode != 0:

@@ -166,8 +166,8 @@ class Computation:
         arrays = Results(self.manifest, self.request.num_samples, prediction, decision).arrays
         return dict(arrays), computed
 
-    def about(self, unknown: dict[str, int]) -> dict[str, np.ndarray]:
-        about = metadata_arrays(self.manifest, self.request.seed, self.request.decisions)
+    def metadata(self, unknown: dict[str, int]) -> dict[str, np.ndarray]:
+        metadata = metadata_arrays(self.manifest, self.request.seed, self.request.decisions)
         if columns := self.manifest.input.columns:
-            about[UNKNOWN_CATEGORIES] = np.array([unknown.get(c.name, 0) for c in columns])
-        return about
+            metadata[UNKNOWN_CATEGORIES] = np.array([unknown.get(c.name, 0) for c in columns])
+        return metadata

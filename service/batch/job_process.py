@@ -212,7 +212,7 @@ def predict(job: JobRows) -> str:
         return arrays
 
     columns, unknown = job.fill("rows", np.arange(request.rows), request.num_samples, compute)
-    about = computation.about(unknown)
+    metadata = computation.metadata(unknown)
     fdr = request.decisions.fdr
     if fdr is not None:  # needs the p-values of all rows
         flag = benjamini_hochberg(np.array(columns["p_value"]), fdr)
@@ -222,7 +222,7 @@ def predict(job: JobRows) -> str:
 
     def write(path: Path) -> None:
         if request.format == "npz":
-            arrays: dict[str, Any] = {**about, **columns}
+            arrays: dict[str, Any] = {**metadata, **columns}
             if ids is not None:
                 arrays["ids"] = np.array(ids, dtype=np.str_)
             with path.open("wb") as file:
@@ -231,8 +231,8 @@ def predict(job: JobRows) -> str:
             from model_store.sources.parquet import write_tables  # imports pyarrow
 
             groups = (_row_group(job, ids, columns, i) for i in range(0, request.rows, TABLE_ROWS))
-            metadata = table_metadata(about)
-            write_tables(path, (to_table(group, metadata) for group in groups))
+            schema_metadata = table_metadata(metadata)
+            write_tables(path, (to_table(group, schema_metadata) for group in groups))
 
     return job.write(f"predictions.{request.format}", write)
 
@@ -277,9 +277,9 @@ def _store_acquired(job: JobRows, ranked: list[JsonObject], database: Database) 
         return
     x = np.concatenate([*job.select(np.array(places))])
     pool = dict(zip(places, x, strict=True))
-    aside = np.array([pool[row["index"]] for row in ranked if row["control"]])
+    control_rows = np.array([pool[row["index"]] for row in ranked if row["control"]])
     draws, predictions = job.computation.draws(), list[JsonObject]()
-    for part in job.computation.batches([aside]):
+    for part in job.computation.batches([control_rows]):
         prediction = model.prediction(*model.runtime.run_set(part, draws))
         predictions += prediction_records(prediction, model.manifest.classes)
     model_fields = request.model, request.version, row_format(model.manifest)

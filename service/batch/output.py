@@ -90,5 +90,5 @@ def table_columns(manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> dict[
     return table
 
 
-def table_metadata(about: Mapping[str, np.ndarray]) -> dict[str, str]:
-    return {f"dubito.{name}": str(value.tolist()) for name, value in about.items()}
+def table_metadata(metadata: Mapping[str, np.ndarray]) -> dict[str, str]:
+    return {f"dubito.{name}": str(value.tolist()) for name, value in metadata.items()}

@@ -28,7 +28,7 @@ from service.telemetry.metrics import Metrics
 logger = logging.getLogger("dubito")
 
 JOB_MODULE = "service.batch.job_process"
-LOOK_S = 1.0  # between polls of the queue
+POLL_S = 1.0  # between polls of the queue
 CLEANUP_INTERVAL_S = 60.0  # between removals of old jobs
 JUMP_S = 600.0  # larger steps of the clock delay the removal of old jobs
 PROBE_INTERVAL_S = 5.0  # between test writes to the state folder
@@ -85,7 +85,7 @@ class JobRunner:
                 if folder is not None and has_state(folder):
                     disk = shutil.disk_usage(folder)
                     self.metrics.state_free_ratio.set(disk.free / disk.total)
-                    self._look(Jobs(self._state()))
+                    self._poll(Jobs(self._state()))
                 elif folder is not None:
                     check_writable(folder)
                 self.metrics.state_usable.set(1)
@@ -97,11 +97,11 @@ class JobRunner:
                 logged = str(error)
             except Exception:
                 logger.exception("polling the job queue failed; trying again")
-            self._wake.wait(0.1 if self._running else LOOK_S)
+            self._wake.wait(0.1 if self._running else POLL_S)
             self._wake.clear()
         self._requeue_all()
 
-    def _look(self, jobs: Jobs) -> None:
+    def _poll(self, jobs: Jobs) -> None:
         for running in list(self._running):
             if running.process.poll() is not None:
                 self._running.remove(running)

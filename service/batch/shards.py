@@ -138,7 +138,7 @@ class Worker:
             shard, rejects, lambda rows: self.computation.predict(rows.x, self.draws)
         )
         columns = {ID: ids, **table_columns(self.model.manifest, arrays)}
-        return to_parquet(to_table(columns, table_metadata(self.computation.about(unknown))))
+        return to_parquet(to_table(columns, table_metadata(self.computation.metadata(unknown))))
 
     def _rank(self, shard: Shard, rejects: list[bytes]) -> bytes:
         request = self.plan.request

@@ -12,7 +12,7 @@ import time
 
 from model_store.artifacts.store import LATEST, Aliases
 from model_store.errors import StoreError, StoreUnreachable, one_line
-from model_store.processes import LOOK_S
+from model_store.processes import POLL_S
 from service.errors import ShuttingDown
 from service.models.models import HOW_TO_PUBLISH, Models
 
@@ -100,7 +100,7 @@ class Watcher:
         end = time.monotonic() + max_wait_s
         self._refresh_once()
         while self.has_pending_preflights and time.monotonic() < end and not self._ending.is_set():
-            if self._wakeup.wait(LOOK_S):
+            if self._wakeup.wait(POLL_S):
                 self._wakeup.clear()
                 self._refresh_once()
 

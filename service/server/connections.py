@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dubito")
 
-MAX_BEYOND = 100  # connections beyond the limit, for health requests and lingering
+MAX_OVER_LIMIT = 100  # connections beyond the limit, for health requests and lingering
 ACTIVE_S = 1.0  # a client stays active for this long after its last request began
 MAX_FAILED_KEYS = 20  # per address and `FAILED_KEYS_S`
 FAILED_KEYS_S = 60
@@ -121,7 +121,7 @@ class Connections:
         self.open: set[HttpConnection] = set()
         self.clients: Counter[Hashable] = Counter()  # open connections per client
         self.waiting: dict[HttpConnection, None] = {}  # idle or receiving, longest first
-        self.beyond: dict[HttpConnection, None] = {}  # over the limit, oldest first
+        self.over_limit: dict[HttpConnection, None] = {}  # over the limit, oldest first
         self.unread: dict[HttpConnection, None] = {}  # with unread answers, oldest first
         self.receiving = 0  # connections that receive a body
         names = b"|".join(re.escape(path.encode()) for path in self.health_paths)
@@ -141,9 +141,9 @@ class Connections:
             self.clients[connection.client] += 1
             self.waiting[connection] = None
             return
-        self.beyond[connection] = None
-        if len(self.beyond) > MAX_BEYOND:
-            next(iter(self.beyond)).evict()
+        self.over_limit[connection] = None
+        if len(self.over_limit) > MAX_OVER_LIMIT:
+            next(iter(self.over_limit)).evict()
 
     def _evict(self, client: Hashable = None) -> bool:
         candidates = [c for c in self.waiting if client is None or c.client == client]
@@ -157,7 +157,7 @@ class Connections:
             self.clients[connection.client] -= 1
             if not self.clients[connection.client]:
                 del self.clients[connection.client]
-        for connections in (self.waiting, self.beyond, self.unread):
+        for connections in (self.waiting, self.over_limit, self.unread):
             connections.pop(connection, None)
 
     def identify(self, head: bytes, address: Hashable) -> Account:

@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 from service.api.media_types import JSON, PROBLEM_JSON
 from service.api.problems import other_form
 from service.server.budget import Reservation
-from service.server.connections import FAILED_KEYS_S, MAX_BEYOND, Connections, Turn
+from service.server.connections import FAILED_KEYS_S, MAX_OVER_LIMIT, Connections, Turn
 from service.server.http1 import (
     STATUS_LINES,
     BadRequest,
@@ -273,7 +273,7 @@ class HttpConnection(asyncio.Protocol):
             "state": self.app_state.copy(),
         }
         reservation = Reservation(self.shared.budget, self.client)
-        is_beyond = self in self.shared.beyond
+        is_beyond = self in self.shared.over_limit
         keep_alive = keep_alive and not (self._stopping or is_beyond)
         self.exchange = Exchange(self, scope, reservation, keep_alive, expects_continue)
         if is_beyond and scope["path"] not in self.shared.health_paths:
@@ -384,7 +384,7 @@ class HttpConnection(asyncio.Protocol):
         self._cancel_timers("late")
         is_coming = self._parser is not None or bool(self._buffer)
         self._discard_input()
-        if is_coming and len(self.shared.beyond) <= MAX_BEYOND:
+        if is_coming and len(self.shared.over_limit) <= MAX_OVER_LIMIT:
             if self._read_paused:
                 self.transport.resume_reading()
             self.transport.write_eof()

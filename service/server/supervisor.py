@@ -67,21 +67,21 @@ class Worker:
     def start(self) -> None:
         now = time.monotonic()
         self.try_again, self.silent_after = now + RESTART_S, now + START_S
-        theirs = None
+        worker_end = None
         try:
-            self.heartbeat, theirs = os.pipe()
+            self.heartbeat, worker_end = os.pipe()
             listener = self.listener.fileno()
-            arguments = map(str, (self.number, listener, theirs, self.folder))
+            arguments = map(str, (self.number, listener, worker_end, self.folder))
             command = [sys.executable, "-m", "service", WorkerPlace.OPTION, *arguments]
-            self.process = subprocess.Popen(command, pass_fds=(listener, theirs))
+            self.process = subprocess.Popen(command, pass_fds=(listener, worker_end))
             self.is_started = True
         except OSError as error:
-            if theirs is not None:
+            if worker_end is not None:
                 os.close(self.heartbeat)
             logger.error("cannot start worker %s: %s; trying again", self.number, error.strerror)
         finally:
-            if theirs is not None:
-                os.close(theirs)
+            if worker_end is not None:
+                os.close(worker_end)
 
     def read_heartbeats(self) -> None:
         if os.read(self.heartbeat, 4096):

@@ -174,7 +174,7 @@ def _origin(scope: Scope) -> dict[str, str | None]:
     return {"request_id": record.request_id, "key": record.key, "address": address}
 
 
-def where(error: BaseException) -> str:
+def format_traceback(error: BaseException) -> str:
     """Return an error's type and traceback, without its message, which may repeat input."""
     frames = "".join(traceback.format_tb(error.__traceback__)).rstrip()
     return f"{type(error).__name__}\n{frames}"

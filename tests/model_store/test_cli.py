@@ -50,8 +50,8 @@ def test_verify_lists_intact_versions(store):
     completed = run_store(store, "verify")
     assert completed.returncode == 0
     assert completed.stdout.splitlines() == [
-        *(f"digits version {version}: whole" for version in (1, 2, 3)),
-        "other version 1: whole",
+        *(f"digits version {version}: intact" for version in (1, 2, 3)),
+        "other version 1: intact",
     ]
 
 
@@ -73,8 +73,8 @@ def test_verify_names_broken_versions_and_exits_1(store):
     assert completed.returncode == 1
     assert completed.stdout.splitlines() == [
         "error: model digits version 1: weights.safetensors: its SHA-256 is not the manifest's",
-        "digits version 2: whole",
-        "digits version 3: whole",
+        "digits version 2: intact",
+        "digits version 3: intact",
         "error: model other version 1: manifest.json: No such file or directory",
     ]
 
@@ -195,7 +195,10 @@ def test_show_prints_fields_of_a_version(store):
             ("alias", "digits", "champion", "--remove"),
             "error: alias: expected one of latest of model digits",
         ),
-        (("alias", "digits", "latest", "--remove"), "error: alias: expected another than latest"),
+        (
+            ("alias", "digits", "latest", "--remove"),
+            "error: alias: expected an alias other than latest",
+        ),
         (("alias", "digits", "champion", "9"), "error: version: expected one of"),
         (
             ("alias", "nothing", "champion", "1"),

@@ -252,7 +252,7 @@ def test_requests_for_a_model_go_to_replica_with_it_in_memory(
 def test_cluster_adds_replicas_under_load(digits_store, digits_rows, tmp_path):
     request = {"inputs": [list(map(float, row)) for row in digits_rows] * 4}
     with cluster(
-        digits_store, tmp_path, ["--replicas", "1", "--most", "2"], DUBITO_THREADS="1"
+        digits_store, tmp_path, ["--replicas", "1", "--max-replicas", "2"], DUBITO_THREADS="1"
     ) as (url, _):
         assert len(replicas()) == 1
         with Load(url, {"1": [(request, b"")]}, threads=8):
@@ -292,7 +292,11 @@ def test_config_file_in_guide_works(digits_store, tmp_path):
     ("options", "settings", "message"),
     [
         (["--replicas", "0"], {}, "error: --replicas: expected at least 1, got 0"),
-        (["--most", "1"], {}, "error: --most: expected at least --replicas, 2, got 1"),
+        (
+            ["--max-replicas", "1"],
+            {},
+            "error: --max-replicas: expected at least --replicas, 2, got 1",
+        ),
         (
             ["--ray", "127.0.0.1:1", "--port", "1"],
             KEYS,

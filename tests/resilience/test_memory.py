@@ -5,7 +5,7 @@ from contextlib import ExitStack, suppress
 import httpx
 import pytest
 
-from service.server.connections import MAX_BEYOND
+from service.server.connections import MAX_OVER_LIMIT
 from tests.support.process import pss_bytes
 from tests.support.raw import Connection, ConnectionClosed, request
 from tests.support.serving import serving, wait_until
@@ -233,7 +233,7 @@ def test_client_with_all_connections_yields_to_others_and_health_checks(serve, d
     with serve(digits_store, DUBITO_MAX_CONNECTIONS="160") as (url, _), ExitStack() as stack:
         port = int(url.rpartition(":")[2])
         idle = [stack.enter_context(Connection(port)) for _ in range(260)]
-        wait_until(lambda: sum(map(_has_ended, idle)) >= 260 - 120 - MAX_BEYOND)
+        wait_until(lambda: sum(map(_has_ended, idle)) >= 260 - 120 - MAX_OVER_LIMIT)
         connections = [stack.enter_context(Connection(port, source="127.0.0.2")) for _ in range(60)]
         for connection in connections * 2:
             assert connection.ask(GOOD).status == 200

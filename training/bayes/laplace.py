@@ -118,27 +118,27 @@ class Spread(nn.Module):
     prior precision is added in the eigenbasis of A x B, which is exact, instead of to the factors.
     """
 
-    of_inputs: Tensor
-    of_outputs: Tensor
+    input_vectors: Tensor
+    output_vectors: Tensor
     std: Tensor
 
     def __init__(self, slot: Slot) -> None:
         super().__init__()
         self.shape = slot.shape
         # Eigenvectors are rows, because draws are multiplied from the left.
-        self.register_buffer("of_inputs", torch.eye(slot.shape[0]))
-        self.register_buffer("of_outputs", torch.eye(slot.shape[1]))
+        self.register_buffer("input_vectors", torch.eye(slot.shape[0]))
+        self.register_buffer("output_vectors", torch.eye(slot.shape[1]))
         self.register_buffer("std", torch.zeros(slot.shape))
 
     def forward(self, eps: Float[Tensor, "K D"]) -> Float[Tensor, "K D"]:
         scaled = eps.unflatten(1, self.shape) * self.std
-        rotated = rotate(scaled, self.of_outputs).transpose(1, 2)
-        return rotate(rotated, self.of_inputs).mT.flatten(1)
+        rotated = rotate(scaled, self.output_vectors).transpose(1, 2)
+        return rotate(rotated, self.input_vectors).mT.flatten(1)
 
     @torch.no_grad()
     def widen(self, eigen: Eigen, precision: float) -> None:
-        self.of_inputs.copy_(eigen.input_vectors.mT)
-        self.of_outputs.copy_(eigen.output_vectors.mT)
+        self.input_vectors.copy_(eigen.input_vectors.mT)
+        self.output_vectors.copy_(eigen.output_vectors.mT)
         self.std.copy_(eigen.std(precision))
 
 

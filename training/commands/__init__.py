@@ -144,16 +144,16 @@ def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
         parser.add_argument(name, **SHARED_OPTIONS[name])
 
 
-def _command(commands: Commands, name: str, about: str, *options: str) -> Any:
-    parser = add_command(commands, name, f"training.commands.actions:{name}", about)
+def _command(commands: Commands, name: str, summary: str, *options: str) -> Any:
+    parser = add_command(commands, name, f"training.commands.actions:{name}", summary)
     add_options(parser, *options)
     return parser.add_argument
 
 
 def _add_fit(commands: Commands) -> None:
-    about = "fit a recipe on its data and publish the model"
+    summary = "fit a recipe on its data and publish the model"
     options = *DATA_OPTIONS, "--anyway", "--device", "--quiet", "--json"
-    add = _command(commands, "fit", about, *options)
+    add = _command(commands, "fit", summary, *options)
     add("recipe", type=Path, nargs="?", help="TOML file (default: a new recipe for --data)")
     add("--data", metavar="SRC", help="instead of the recipe's source: digits, csv:FILE, ...")
     add("--recipe-out", type=Path, metavar="FILE", help="new recipe (default: NAME.toml)")
@@ -164,23 +164,23 @@ def _add_fit(commands: Commands) -> None:
 
 
 def _add_inspect(commands: Commands) -> None:
-    about = "show the task, columns and warnings of a data source"
-    add = _command(commands, "inspect", about, *DATA_OPTIONS, "--json")
+    summary = "show the task, columns and warnings of a data source"
+    add = _command(commands, "inspect", summary, *DATA_OPTIONS, "--json")
     sources = "csv:FILE, parquet:FILE, npz:FILE, images:FOLDER"
     add("--data", metavar="SRC", required=True, help=sources)
 
 
 def _add_prune(commands: Commands) -> None:
-    about = "prune the least certain weights of a Bayes by Backprop model, and publish it"
-    add = _command(commands, "prune", about, "--as", "--anyway")
+    summary = "prune the least certain weights of a Bayes by Backprop model, and publish it"
+    add = _command(commands, "prune", summary, "--as", "--anyway")
     add("model", **VERSION)
     add("--fraction", type=float, required=True, help="share of weights to remove, such as .75")
     add("--data", metavar="SRC", help="new location of the fit's data, if it has moved")
 
 
 def _add_calibrate(commands: Commands) -> None:
-    about = "calibrate a model on other data, and publish it"
-    add = _command(commands, "calibrate", about, "--target", "--as", "--quiet")
+    summary = "calibrate a model on other data, and publish it"
+    add = _command(commands, "calibrate", summary, "--target", "--as", "--quiet")
     add("model", **VERSION)
     source_help = "labelled rows that the model was not fitted on"
     add("--data", metavar="SRC", required=True, help=source_help)
@@ -191,23 +191,23 @@ def _add_calibrate(commands: Commands) -> None:
 
 
 def _add_evaluate(commands: Commands) -> None:
-    about = "evaluate a published version, and store the report with it"
-    add = _command(commands, "evaluate", about, *TEST_OPTIONS, "--quiet", "--json")
+    summary = "evaluate a published version, and store the report with it"
+    add = _command(commands, "evaluate", summary, *TEST_OPTIONS, "--quiet", "--json")
     add("model", **VERSION)
     sources = "rows unlike the data (images:PATH, npz:FILE, csv:FILE, parquet:FILE); repeatable"
     add("--outliers", metavar="NAME=SRC", action="append", default=[], help=sources)
 
 
 def _add_compare(commands: Commands) -> None:
-    about = "compare two published versions on the same test rows"
-    add = _command(commands, "compare", about, *TEST_OPTIONS, "--json")
+    summary = "compare two published versions on the same test rows"
+    add = _command(commands, "compare", summary, *TEST_OPTIONS, "--json")
     add("first", **VERSION)
     add("second", metavar="NAME[:VERSION]", help="the version to compare with it")
 
 
 def _add_candidate(commands: Commands) -> None:
-    about = "fit a candidate on labels from the service, and compare it with `latest`"
-    add = _command(commands, "candidate", about, "--device")
+    summary = "fit a candidate on labels from the service, and compare it with `latest`"
+    add = _command(commands, "candidate", summary, "--device")
     add("model", metavar="NAME", help="the model whose `latest` the candidate starts from")
     add("--state", type=Path, metavar="DIR", help="state folder (default: DUBITO_STATE or `state`)")
     add("--data", metavar="SRC", help="new location of the version's data, if it has moved")
@@ -215,4 +215,3 @@ def _add_candidate(commands: Commands) -> None:
     promote_help = "serve the candidate if it is no worse and every label was sent with a key"
     add("--promote", action=argparse.BooleanOptionalAction, default=False, help=promote_help)
     add("--watch", action="store_true", help="poll for new labels until interrupted")
-    add("--interval-s", type=float, default=60.0, metavar="S", help="seconds between polls")

@@ -7,17 +7,16 @@ import argparse
 import json
 import logging
 import os
-import time
 from collections.abc import Iterator
 from contextlib import closing
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from model_store.artifacts.manifest import ALL_FILES, Manifest
-from model_store.errors import DubitoError, InvalidInput, expected_value
+from model_store.commands import repeat
+from model_store.errors import InvalidInput, expected_value
 from model_store.inference.model import NEEDED, Model
 from model_store.state.database import Database
 from model_store.state.labels import has_state
@@ -292,23 +291,11 @@ def compare(options: argparse.Namespace) -> None:
 def candidate(options: argparse.Namespace) -> None:
     if options.min_labels < 1:
         raise InvalidInput("--min-labels", "1 or more", str(options.min_labels))
-    if not options.interval_s > 0:
-        raise InvalidInput("--interval-s", "more than 0", str(options.interval_s))
     state = options.state or Path(os.environ.get("DUBITO_STATE", "state"))
-    if not options.watch:
+    if options.watch:
+        repeat(lambda: _try_candidate(options, state), log.info)
+    else:
         _try_candidate(options, state)
-        return
-    for poll in count(1):
-        try:
-            _try_candidate(options, state)
-        except DubitoError as error:  # it may be fixed before the next poll
-            log.error("%s", error)
-        try:
-            if poll == 1:
-                log.info("repeating every %g s", options.interval_s)
-            time.sleep(options.interval_s)
-        except KeyboardInterrupt:  # no fit is running, so this is not an error
-            return
 
 
 def _try_candidate(options: argparse.Namespace, state: Path) -> None:

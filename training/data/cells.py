@@ -36,7 +36,7 @@ from model_store.sources.cells import (
     parse_plain,
 )
 from model_store.sources.csv import CsvTable
-from model_store.sources.parquet import read_table
+from model_store.sources.parquet import INDEX_NAMES, read_table
 from training import log
 from training.data.columns import MAX_SHOWN, WRITTEN, check_cells
 
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 CHUNK_ROWS = 1 << 14  # converted at once
 SAMPLE_ROWS = 10_000  # for the decimal mark
-# Names of pandas' unnamed index in CSV, in re-exported CSV, and in Parquet.
-INDEX_NAMES = re.compile(r"|Unnamed: 0|__index_level_0__")
 PARQUET_START, GZIP_START = b"PAR1", b"\x1f\x8b"
 UNSUPPORTED = {  # kinds of files by their first bytes
     b"BZh": "a bzip2",

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from training.sections import DataSection
 
 MAX_GROUPS = 1000  # for calibration and evaluation by group
-MAX_TOKENIZER_BYTES = 1 << 26
 
 Index = Int64[np.ndarray, "M"]
 
@@ -89,6 +88,8 @@ class TextRows:
 
 def _content(section: "DataSection", root: Path) -> bytes:
     assert section.tokenizer is not None
+    from model_store.sources.text import MAX_TOKENIZER_BYTES
+
     path = resolve_path(root, section.tokenizer, "data.tokenizer")
     expected = f"a tokenizer.json at {path}"
     with refuse_unreadable("data.tokenizer", expected), path.open("rb") as file:

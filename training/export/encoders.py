@@ -241,7 +241,7 @@ def _derive_from_ids(
     pad = np.array(pad_id, dtype=np.float32)
     tensors.append(numpy_helper.from_array(pad, f"{ADDED}{name}.pad"))
     return [
-        helper.make_node("Equal", [ids, f"{ADDED}{name}.pad"], [f"{ADDED}{name}.fills"]),
-        helper.make_node("Not", [f"{ADDED}{name}.fills"], [f"{ADDED}{name}.says"]),
-        helper.make_node("Cast", [f"{ADDED}{name}.says"], [name], to=kind),
+        helper.make_node("Equal", [ids, f"{ADDED}{name}.pad"], [f"{ADDED}{name}.is_padding"]),
+        helper.make_node("Not", [f"{ADDED}{name}.is_padding"], [f"{ADDED}{name}.is_token"]),
+        helper.make_node("Cast", [f"{ADDED}{name}.is_token"], [name], to=kind),
     ]

@@ -124,12 +124,12 @@ class KroneckerMoments(OutputMoments):
         self.mean, self.shape, self.spread = posterior.mean, posterior.shape, posterior.spread
 
     def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        projection = affine(h, self.spread.of_inputs.T)
+        projection = affine(h, self.spread.input_vectors.T)
         variance = matmul(projection.square(), self.spread.std.square())
         return affine(h, self.mean.view(self.shape)), variance.sqrt()
 
     def rotate(self, noise: Tensor) -> Tensor:
-        return rotate(noise, self.spread.of_outputs)
+        return rotate(noise, self.spread.output_vectors)
 
 
 class HyperMoments(OutputMoments):

@@ -239,13 +239,13 @@ def test_commands_create_key_sign_and_verify(store, tmp_path):
     assert completed.returncode == 1
     assert completed.stdout.splitlines() == [
         f"error: model m version 1: {UNSIGNED}",
-        "m version 2: whole, signed",
+        "m version 2: intact, signed",
     ]
     assert run_store(store, "sign", "m:1", "--key", key).returncode == 0
     assert run_store(store, "verify", "--key", public).returncode == 0
     assert run_store(store, "verify").stdout.splitlines() == [
-        "m version 1: whole",
-        "m version 2: whole",
+        "m version 1: intact",
+        "m version 2: intact",
     ]
     failure = run_store(store, "sign", "m", "--key", public)
     assert failure.returncode == 2

@@ -46,7 +46,7 @@ def test_jobs_of_a_removed_key_are_cancelled(tmp_path, caplog):
             jobs.add(ids[owner], "acquire", owner, "me", request, 1, lambda _: True, 1 << 20)
         for names in (None, {"here"}):
             runner = JobRunner(settings, lambda: database, Metrics(), lambda: names)  # noqa: B023
-            runner._look(jobs)
+            runner._poll(jobs)
         states = {owner: jobs.get(name).state for owner, name in ids.items()}
         assert states == {"": "queued", "here": "queued", "gone": "cancelled"}
     assert caplog.messages == [f"job {ids['gone']} is cancelled: the key gone was removed"]
@@ -62,7 +62,7 @@ def test_results_survive_a_clock_jump(tmp_path, monkeypatch):
             monkeypatch.setattr(time, "time", lambda jump_s=jump_s: start + jump_s)
             runner._check_clock()
             jobs.delete_old.reset_mock()
-            runner._look(jobs)
+            runner._poll(jobs)
             assert jobs.delete_old.call_count == deletions
 
 
