@@ -5,6 +5,7 @@ and completion are fast.
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -80,10 +81,15 @@ def run(function: str, options: argparse.Namespace) -> int:
     """Run a command and return its exit code, which is 2 for invalid options or settings."""
     open_standard_files()
     try:
-        return int(resolve_name(function)(options) or 0)
+        code = int(resolve_name(function)(options) or 0)
+        sys.stdout.flush()
+        return code
     except DubitoError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # The reader of the output, such as `head`, has ended.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def add_command(

@@ -70,7 +70,7 @@ def predict(client: Client, options: argparse.Namespace) -> None:
         else:
             request["explain"] = options.explain or None
             answer = client.predict(rows_in(files), on_progress=progress, **request)
-    _show_predictions(answer, options, ignored_columns, options.files)
+    show_predictions(answer, options, ignored_columns, options.files)
 
 
 def show_result(client: Client, options: argparse.Namespace) -> None:
@@ -82,10 +82,10 @@ def show_result(client: Client, options: argparse.Namespace) -> None:
             return
         check_out(options.out)
         answer = client.predictions(job, on_progress=progress)
-    _show_predictions(answer, options, job.ignored_columns)
+    show_predictions(answer, options, job.ignored_columns)
 
 
-def _show_predictions(
+def show_predictions(
     answer: Predictions,
     options: argparse.Namespace,
     ignored_columns: Sequence[str],
@@ -110,6 +110,11 @@ def _show_predictions(
         print(f"ignored columns: {', '.join(ignored_columns)}")
     if unknown:
         print(_unknown_categories(unknown))
+    if "missing" in answer and answer.missing.any():
+        print("\nflagged because of missing values:")
+        for name, missing in zip(names[:shown], answer.missing_columns(), strict=False):
+            if missing:
+                print(f"  {format_cell(name)}: {printable(', '.join(missing))}")
     if "explanation.statistic" in answer:
         print("\nexplanations:")
         for n in range(shown):

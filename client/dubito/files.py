@@ -75,10 +75,15 @@ def rows_in(files: Sequence[Path]) -> RowsLike:
         if is_named(path, ".json"):
             rows = json.loads(text)
             return rows if isinstance(rows, list) else [rows]
-        return [json.loads(line) for line in text.split("\n") if line.strip()]
     except ValueError as error:
-        kind = "JSON" if is_named(path, ".json") else "JSON lines"
-        raise DubitoError(f"{path}: invalid {kind}: {error}") from None
+        raise DubitoError(f"{path}: invalid JSON: {error}") from None
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            rows += [json.loads(line)] if line.strip() else []
+        except ValueError as error:
+            raise DubitoError(f"{path}: invalid JSON in line {number}: {error}") from None
+    return rows
 
 
 def is_named(path: Path, *endings: str) -> bool:

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from hashlib import sha256
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from PIL import Image
 
 from dubito import Client
-from dubito.actions import print_table, progress_bar, wait_or_cancel
+from dubito.actions import print_table, progress_bar, show_predictions, wait_or_cancel
 from dubito.command import KEY_VARIABLE, URL_VARIABLE, main
 from dubito.files import write
 from dubito.predictions import Predictions
@@ -142,6 +143,23 @@ def test_tables_are_read_by_the_service(run, tmp_path):
         "2 of 2 rows",
         "rows with missing or unknown categories: city in 1",
     ]
+
+
+def test_missing_values_that_cause_a_flag_are_listed(url, key, capsys):
+    with Client(url, key=key) as client:
+        answer = client.predict([{"age": 31, "city": "Rome"}] * 3, model="rents")
+    arrays = dict(answer.arrays, missing=np.array([[False] * 2, [True, False], [True, True]]))
+    options = Namespace(out=None, json=False, rows=3)
+    show_predictions(Predictions(arrays), options, [])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3:] == ["flagged because of missing values:", "  1: age", "  2: age, city"]
+
+
+def test_invalid_json_line_is_named(run, tmp_path):
+    (tmp_path / "people.jsonl").write_text('{"age": 31}\n{"age":\n')
+    status, _, err = run("predict", "people.jsonl", "--model", "rents")
+    assert status == 1
+    assert "people.jsonl: invalid JSON in line 2: " in err
 
 
 def test_json_lines_and_images_are_read_as_rows(run, tmp_path):

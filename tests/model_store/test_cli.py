@@ -1,3 +1,4 @@
+import os
 import shutil
 import subprocess
 import sys
@@ -44,6 +45,15 @@ def test_store_can_be_set_in_the_environment(store):
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
     )
     assert completed.stdout.startswith("digits: versions 1, 2, 3")
+
+
+def test_command_ends_quietly_if_nobody_reads_its_output(store):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "model_store", "--store", str(store.root), "list"]
+    completed = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, timeout=60)
+    os.close(writer)
+    assert (completed.returncode, completed.stderr) == (1, b"")
 
 
 def test_verify_lists_intact_versions(store):

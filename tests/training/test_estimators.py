@@ -176,11 +176,15 @@ def test_recipe_is_completed_with_defaults_for_rows(classifier):
     assert (recipe.data.test_fraction, recipe.data.target) == (0.2, "size")
 
 
-def test_fit_to_noise_causes_warning(caplog):
+def test_fit_to_noise_causes_only_this_warning(caplog):
     generator = np.random.default_rng(1)
     model = Classifier(**QUICK, **TWO_DRAWS)
-    model.fit(generator.normal(size=(200, 9)), generator.integers(0, 2, 200))
+    unnamed_target = pl.Series(generator.integers(0, 2, 200))
+    with caplog.at_level("INFO"):
+        model.fit(generator.normal(size=(200, 9)), unnamed_target)
     assert "than always '" in caplog.text
+    assert "column y" not in caplog.text
+    assert {record.name.partition(".")[0] for record in caplog.records} == {"dubito"}
     assert "than always &#39;" in model._repr_html_()
 
 

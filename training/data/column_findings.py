@@ -17,6 +17,7 @@ from model_store.errors import InvalidInput
 from model_store.sources.arrow import EXACT_INTEGERS, as_text, column_type, read_numbers
 from model_store.sources.cells import WHOLE, Categories, Numbers, find_sign, is_number
 from model_store.sources.columns import presence
+from training.data.cells import infer_number_style
 from training.data.columns import MAX_CATEGORIES, MIN_CATEGORY_ROWS, read_column, take
 
 Index = Int64[np.ndarray, "N"]
@@ -190,6 +191,8 @@ def format_hints(counts: Iterable[str]) -> list[str]:
         notes.append("numbers stored as text (set `numeric`)")
     elif all(FORMATTED_NUMBER.fullmatch(value.strip()) for value in counts):
         remedy = "Their format is ambiguous (set data.decimal and data.thousands)"
+        if infer_number_style(list(counts), None, None) is not None:  # in a column of text
+            remedy = "Set `numeric` in data.columns to read them"
         if len(examples) > 1:
             remedy = "Write all of them with the same sign"
         text_list = ", ".join(repr(example[:30]) for example in examples.values())
@@ -197,10 +200,10 @@ def format_hints(counts: Iterable[str]) -> list[str]:
     elif not notes and _have_units(counts):
         notes.append(f"numbers with units ({next(iter(counts))[:30]!r})? Write them without units")
     if all(DATE_LIKE.fullmatch(value.strip()) for value in counts):
-        notes.append(
-            f"dates ({next(iter(counts))[:30]!r})? Set data.date_format or --date-format, such as "
-            "%d/%m/%y"
-        )
+        example = next(iter(counts))
+        year = "%Y" if re.search(r"\d{4}", example) else "%y"
+        advice = f"Set data.date_format or --date-format, such as %d/%m/{year}"
+        notes.append(f"dates ({example[:30]!r})? {advice}")
     return notes
 
 

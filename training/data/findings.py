@@ -184,7 +184,7 @@ def _add_target(
         leak = describe_leak(column.values, y, is_regression)
         if leak is not None:
             warnings.append(f"column {column.name} may leak the target: {leak}")
-    if isinstance(target.values, list) and task != "regression":
+    if isinstance(target.values, list) and reason != CONFIGURED:
         hints = format_hints(Counter(v for v in target.values if v is not None))
         warnings += [f"column {name}: {hint}" for hint in hints]
     warnings += _rare(findings.classes)

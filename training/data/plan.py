@@ -85,6 +85,10 @@ def make_plan(findings: Findings, section: DataSection, name: str | None, seed: 
     rare = _rare_classes(findings, section)
     left_out = [*section.leave_out, *rare]
     rows = findings.rows - test - sum(findings.classes.get(label, 0) for label in left_out)
+    if rows <= 0:
+        expected = f"classes with at least {MIN_CLASS_ROWS} rows each"
+        received = f"{len(findings.classes)} classes in {findings.rows} rows"
+        raise InvalidInput(f"column {findings.target}", expected, received)
     sizes = {split: default_rows(split, rows) for split in SPLITS}
     train = rows - sum(sizes.values())
     _plan_data(draft, findings, section)

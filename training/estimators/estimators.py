@@ -117,7 +117,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
         if not isinstance(self.start, nn.Module | None):
             raise ValueError(f"start: expected a torch.nn.Module, got {self.start!r:.80}")
-        name = getattr(y, "name", None)
+        name = getattr(y, "name", None) or None  # polars names a Series ""
         X, y = self._validate(X, y, reset=True)
         y = self._targets(y)
         if sample_weight is not None:

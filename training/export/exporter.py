@@ -51,7 +51,7 @@ KNOWN_PACKAGES = ("torch", "training")
 CODE_FOLDERS = ("bayes", "networks", "detectors", "export")
 MAX_FILES = 500  # of about 100 kB each
 COUNTERS = "name_counters"
-NOISY_LOGGERS = ("torch.onnx", "onnxscript", "torch.fx.experimental.symbolic_shapes")
+NOISY_LOGGERS = ("torch.onnx", "torch.fx.experimental.symbolic_shapes", "onnxscript", "onnx_ir")
 
 DynamicShapes = Mapping[str, dict[int, torch.export.Dim]]
 

@@ -187,6 +187,21 @@ def test_ignored_columns_with_ambiguous_numbers_cause_a_warning(tmp_path):
     warnings = inspect(tmp_path, source="parquet:things.parquet").warnings
     (message,) = (text for text in warnings if text.startswith("column name is ignored"))
     assert "Their format is ambiguous" in message
+    table = table.set_column(0, "name", pa.array([f"${i},000.50" for i in range(1, 301)]))
+    parquet.write_table(table, tmp_path / "things.parquet")
+    warnings = inspect(tmp_path, source="parquet:things.parquet").warnings
+    assert any("Set `numeric` in data.columns" in text for text in warnings)
+    columns = {"name": "numeric"}
+    (column, *_) = inspect(tmp_path, source="parquet:things.parquet", columns=columns).columns
+    assert column.kind == "numeric"
+
+
+def test_target_with_mostly_rare_classes_is_refused(tmp_path):
+    write(tmp_path, kind=[f"n{i}" if i > 10 else "ab"[i % 2] for i in range(ROWS)])
+    assert_invalid(
+        lambda: get_plan(tmp_path, columns={"kind": "categorical"}),
+        "column kind: expected classes with at least 3 rows each, got 291 classes in 300 rows",
+    )
 
 
 @pytest.mark.parametrize(
@@ -197,7 +212,8 @@ def test_unrecognised_dates_cause_a_note_about_date_format(tmp_path, template, d
     days = [datetime(2020, 1, 1) + timedelta(days=i) for i in range(300)]
     write(tmp_path, born=[template.format(day) for day in days])
     (column,) = (c for c in inspect(tmp_path).columns if c.name == "born")
-    assert any("or --date-format" in note for note in column.notes)
+    year = "%y" if date_format == "%d/%m/%y" else "%Y"
+    assert any(f"--date-format, such as %d/%m/{year}" in note for note in column.notes)
     (column,) = (c for c in inspect(tmp_path, date_format=date_format).columns if c.name == "born")
     assert (column.kind, column.notes) == ("time", [])
 
