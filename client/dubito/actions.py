@@ -110,6 +110,11 @@ def show_predictions(
         print(f"ignored columns: {', '.join(ignored_columns)}")
     if unknown:
         print(_unknown_categories(unknown))
+    ungrouped = int((answer.category == "").sum()) if "category" in answer else 0
+    if ungrouped:
+        print(
+            f"rows without a known group: {ungrouped}; the least favourable group applies to them"
+        )
     if "missing" in answer and answer.missing.any():
         print("\nflagged because of missing values:")
         for name, missing in zip(names[:shown], answer.missing_columns(), strict=False):

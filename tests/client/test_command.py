@@ -145,13 +145,17 @@ def test_tables_are_read_by_the_service(run, tmp_path):
     ]
 
 
-def test_missing_values_that_cause_a_flag_are_listed(url, key, capsys):
+def test_missing_values_and_unknown_groups_are_listed(url, key, capsys):
     with Client(url, key=key) as client:
         answer = client.predict([{"age": 31, "city": "Rome"}] * 3, model="rents")
-    arrays = dict(answer.arrays, missing=np.array([[False] * 2, [True, False], [True, True]]))
+    missing = np.array([[False] * 2, [True, False], [True, True]])
+    arrays = dict(answer.arrays, missing=missing, category=np.array(["north", "", ""]))
     options = Namespace(out=None, json=False, rows=3)
     show_predictions(Predictions(arrays), options, [])
     lines = capsys.readouterr().out.splitlines()
+    assert lines[-5] == (
+        "rows without a known group: 2; the least favourable group applies to them"
+    )
     assert lines[-3:] == ["flagged because of missing values:", "  1: age", "  2: age, city"]
 
 
