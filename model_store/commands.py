@@ -124,5 +124,5 @@ def repeat(attempt: Callable[[], None], report: Callable[[str], None]) -> None:
             if number == 1:
                 report(f"repeating every {REPEAT_S} s")
             time.sleep(REPEAT_S)
-        except KeyboardInterrupt:  # Nothing is in progress, so this is a clean exit.
+        except KeyboardInterrupt:  # An interrupt between two calls is not an error.
             return

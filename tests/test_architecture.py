@@ -15,6 +15,7 @@ FOLDERS = {
 }
 FOR_TRAINING = {"torch", "sklearn", "matplotlib", "onnxscript", "scipy", "tqdm"}
 FOR_HTTP = {"fastapi", "starlette"}
+FOR_DEVELOPERS = {"tests", "benchmarks", "dubito"}
 CLIENTS = {"urllib.request", "http.client", "httpx", "requests", "aiohttp", "ftplib", "urllib3"}
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 PAGE = (ROOT / "ARCHITECTURE.md").read_text()
@@ -90,9 +91,9 @@ def test_packages_import_in_one_direction(package, may_import):
 @pytest.mark.parametrize(
     ("package", "forbidden"),
     [
-        ("service", FOR_TRAINING),
-        ("model_store", FOR_TRAINING | FOR_HTTP),
-        ("training", FOR_HTTP),
+        ("service", FOR_TRAINING | FOR_DEVELOPERS | {"training"}),
+        ("model_store", FOR_TRAINING | FOR_HTTP | FOR_DEVELOPERS | {"training", "service"}),
+        ("training", FOR_HTTP | FOR_DEVELOPERS | {"service"}),
     ],
 )
 def test_packages_have_no_forbidden_requirements(package, forbidden):

@@ -122,7 +122,7 @@ def _ends(columns: Columns) -> Int64[np.ndarray, "C"]:
 
 
 def column_at(columns: Columns, place: int) -> AnyColumn:
-    """Return the column to which a number of an encoded row belongs."""
+    """Find the column of a number in an encoded row."""
     return columns[int(np.searchsorted(_ends(columns), place, side="right"))]
 
 

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import traceback
-from importlib.metadata import entry_points
 from typing import Any, NoReturn
 
 from tests.support.environment import ROOT
@@ -19,6 +18,8 @@ MAX_BYTES = 1 << 20  # of a request
 PRELOADED = (
     *("anyio._backends._asyncio", "numpy.ma", "numpy.random", "uvicorn"),
     *("service.__main__", "service.app", "service.serve", "service.server.protocol"),
+    *("integrations.label_studio.routes", "integrations.open_inference.routes"),
+    "integrations.mlflow.scoring",
 )
 
 
@@ -54,8 +55,6 @@ def _start_template() -> tuple[subprocess.Popen[bytes], socket.socket]:
 def _run_template(requests: socket.socket) -> None:
     for name in PRELOADED:
         importlib.import_module(name)
-    for point in entry_points(group="dubito.integrations"):
-        point.load()
 
     while True:
         message, files, *_ = socket.recv_fds(requests, MAX_BYTES, 3)

@@ -57,10 +57,10 @@ Outputs = Float64[np.ndarray, "K N 2"]
 
 
 def flag_range(rows: int, calibration_rows: int, fpr: float) -> tuple[float, float]:
-    """Compute the range of the share of flagged ordinary rows, with probability .99.
+    """Compute the 99 % range of the share of flagged rows among ordinary rows.
 
-    It covers both the choice of the calibration rows and of the `rows` ordinary rows. If n
-    calibration rows have no ties, the number of flagged rows is beta-binomial with parameters k and
+    The range includes the random choice of the calibration rows and of the ordinary rows. If all n
+    calibration scores differ, the number of flagged rows is beta-binomial with parameters k and
     n + 1 - k, where k = floor(fpr (n + 1)) (Vovk 2012).
     """
     rank = math.floor(fpr * (calibration_rows + 1))
