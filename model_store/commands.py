@@ -110,7 +110,11 @@ def run_command(parser: argparse.ArgumentParser, arguments: list[str] | None) ->
     return options.run(options)
 
 
-def repeat(attempt: Callable[[], None], report: Callable[[str], None]) -> None:
+def repeat(
+    attempt: Callable[[], None],
+    report: Callable[[str], None],
+    report_error: Callable[[str], None],
+) -> None:
     """Call a function every minute until an interrupt.
 
     Errors are reported, because they may be fixed before the next call.
@@ -119,7 +123,7 @@ def repeat(attempt: Callable[[], None], report: Callable[[str], None]) -> None:
         try:
             attempt()
         except DubitoError as error:
-            report(f"error: {error}")
+            report_error(str(error))
         try:
             if number == 1:
                 report(f"repeating every {REPEAT_S} s")

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> None:
         report(synchronise(studio, service, options.project))
 
     if options.watch:
-        repeat(attempt, report)
+        repeat(attempt, report, lambda text: report(f"error: {text}"))
     else:
         attempt()
 

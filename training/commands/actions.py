@@ -293,7 +293,7 @@ def candidate(options: argparse.Namespace) -> None:
         raise InvalidInput("--min-labels", "1 or more", str(options.min_labels))
     state = options.state or Path(os.environ.get("DUBITO_STATE", "state"))
     if options.watch:
-        repeat(lambda: _try_candidate(options, state), log.info)
+        repeat(lambda: _try_candidate(options, state), log.info, log.error)
     else:
         _try_candidate(options, state)
 
