@@ -42,6 +42,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 FITS = {"fits", "digits_store", "evaluated_store"}
+SHARED = {"digits_store", "evaluated_store", "tables", "kinds"}
 SERVES = {"serve", "open_client", "service_url"}
 
 
@@ -55,28 +56,21 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by their fixtures, and sort their files.
 
-    Files with fits run first. One process fits the digits model in the first file, while the other
-    runs files that do not need it.
+    One process creates all shared stores in the first file. Meanwhile, the other runs files with
+    fits that need no shared store.
     """
-    fitting, with_digits = set(), dict[Path, None]()
+    fitting, stores = set(), dict[Path, int]()  # stores that a file needs
     for item in items:
         used = set(getattr(item, "fixturenames", ()))
         if "fits" in used:
             fitting.add(item.path)
-        if "digits_store" in used:
-            with_digits[item.path] = None
+        stores[item.path] = max(stores.get(item.path, 0), len(used & SHARED))
         if used & FITS:
             item.add_marker("fits")
         if used & SERVES:
             item.add_marker("serves")
-    first = next(iter(with_digits), None)
-    items.sort(
-        key=lambda item: (
-            item.path != first,
-            item.path not in fitting,
-            item.path in with_digits,
-        )
-    )
+    first = max(stores, key=lambda path: stores[path], default=None)
+    items.sort(key=lambda item: (item.path != first, item.path not in fitting, stores[item.path]))
     gc.enable()
     gc.collect()
     gc.freeze()  # torch and the tests stay in memory
@@ -86,8 +80,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def fits() -> Iterator[None]:
     """Speed up fits and exports in tests, and mark the tests as `fits`.
 
-    Garbage collection is off during exports, fits draw no plots and write no reports, and preflights
-    share a process.
+    Garbage collection is off during exports. Fits draw no plots, write no reports and do not check
+    first that a network can be exported. Preflights share a process.
     """
     from tests.support.preflights import SharedPreflight
     from training.export.exporter import export_program
@@ -96,6 +90,7 @@ def fits() -> Iterator[None]:
         changes.setattr("training.export.exporter.export_program", _without_gc(export_program))
         empty = SimpleNamespace(report={})
         changes.setattr("training.evaluation.evaluate.write_report", lambda *_: empty)
+        changes.setattr("training.fitting.run.check_exports", lambda *_: None)
         changes.setattr("training.fitting.run.plot_run", lambda history, path, title: path.touch())
         changes.setattr("training.publishing.draft.PreflightProcess", SharedPreflight)
         yield

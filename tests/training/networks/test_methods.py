@@ -45,18 +45,18 @@ SMALL = {
     "batch-ensemble": {"members": 3, "prior_std": 1.0},
 }
 SIMILAR_METHODS = (
-    *("dropout-alpha", "mle-dropout", "bbb-mixture", "mle", "anchored-ensemble", "bhn-iaf"),
-    *("last-layer-hmc", "gp-layer", "dropout"),
+    *("dropout-alpha", "mle-dropout", "bbb-mixture", "mle", "ensemble", "anchored-ensemble"),
+    *("bhn-iaf", "last-layer-hmc", "gp-layer", "dropout"),
 )
 CASES = [
     *((method, "mlp") for method in METHODS if method not in SIMILAR_METHODS),
-    *(("dropout", "residuals"), ("laplace", "groups")),
+    ("dropout", "residuals"),
 ]
 SLOW_CASES = [
     *((method, "mlp") for method in SIMILAR_METHODS),
     *((method, "residuals") for method in ("bhn-realnvp", "bbb-mixture", "ensemble")),
     *((method, "skips") for method in ("bhn-iaf", "mvn", "variational-hypernet")),
-    *(("laplace", network) for network in ("residuals", "skips")),
+    *(("laplace", network) for network in ("residuals", "skips", "groups")),
     ("gp-layer", "residuals"),
 ]
 
