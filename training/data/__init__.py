@@ -65,7 +65,7 @@ def load(
     elif kind == "npz":
         data = make_array_dataset(read_npz(path), recipe.task, section)
     else:
-        table = typed_table(raw or read_raw(kind, path, section), recipe.task, section)
+        table = typed_table(raw or read_raw(kind, path, section), recipe.task, section, columns)
         data = make_table_dataset(table, recipe, columns, texts)
     image_densities = [name for name in recipe.combined if name in IMAGE_DENSITIES]
     if image_densities and not is_image(data.shape):

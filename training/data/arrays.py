@@ -29,10 +29,17 @@ SPLIT = ("x_train", "y_train", "x_test", "y_test")
 
 
 def resolve_path(root: Path, rest: str, field: str = "data.source") -> Path:
-    """Resolve a path against `root`, or against the current folder if it exists only there."""
+    """Resolve a path against `root`, or against the current folder if it exists only there.
+
+    Raise InvalidInput if it does not exist.
+    """
     check_not_workbook(rest, field)
-    path = root / rest
-    return Path(rest) if not path.exists() and Path(rest).exists() else path
+    for path in (root / rest, Path(rest)):
+        if path.exists():
+            return path
+    is_local = root / rest == Path(rest)
+    places = "" if is_local else f", which is neither in {root} nor in the current folder"
+    raise InvalidInput(field, "an existing file or folder", f"{rest!r}{places}"[:300])
 
 
 def check_not_workbook(name: str, field: str) -> None:

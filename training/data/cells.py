@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute
 
-from model_store.artifacts.manifest import Decimal, NumberStyle, Thousands
+from model_store.artifacts.manifest import Decimal, NumberStyle, NumericColumn, Thousands
 from model_store.errors import InvalidInput
 from model_store.sources.arrow import EXACT_INTEGERS, Column, as_text, column_type, name_categories
 from model_store.sources.cells import (
@@ -32,9 +32,11 @@ from model_store.sources.cells import (
     find_sign,
     is_number,
     missing_texts,
+    number_example,
     parse_number,
     parse_plain,
 )
+from model_store.sources.columns import Columns
 from model_store.sources.csv import CsvTable
 from model_store.sources.parquet import INDEX_NAMES, read_table
 from training import log
@@ -92,8 +94,18 @@ def read_raw(kind: str, path: Path, section: "DataSection") -> RawTable:
     return RawTable(read_table(path, "data.source", path))
 
 
-def typed_table(raw: RawTable, task: str | None, section: "DataSection") -> pa.Table:
-    """Infer the column types of a table. If there is no task, the target is an ordinary column."""
+def typed_table(
+    raw: RawTable, task: str | None, section: "DataSection", version_columns: Columns = ()
+) -> pa.Table:
+    """Infer the column types of a table. If there is no task, the target is an ordinary column.
+
+    A version's columns keep their number formats.
+    """
+    styles = {
+        column.name: column.written
+        for column in version_columns
+        if isinstance(column, NumericColumn) and column.written is not None
+    }
     kinds: dict[str, str] = {**section.columns}
     if section.target is not None and task is not None:
         kinds[section.target] = "numeric" if task == "regression" else "categorical"
@@ -107,12 +119,18 @@ def typed_table(raw: RawTable, task: str | None, section: "DataSection") -> pa.T
     table = _clear_rows_without_target(table, section.target)
     number_format = NumberFormat()
     if raw.delimiter is not None:
-        number_format = _infer_number_format(table, section, raw.delimiter)
+        plain = table.drop_columns([name for name in styles if name in table.column_names])
+        number_format = _infer_number_format(plain, section, raw.delimiter)
     for i, name in enumerate(table.column_names):
         text, kind = as_text(table.column(i)), kinds.get(name)
         if name in names and text is not None and kind not in ("categorical", "time"):
             column = compute.utf8_trim_whitespace(text)
-            field, cells = _infer_type(name, column, kind, number_format)
+            if name in styles:
+                field, cells = name, _parse_cells(name, column, styles[name])
+            else:
+                is_target = name == section.target
+                option = "--task classification" if is_target else f"--column {name}=categorical"
+                field, cells = _infer_type(name, column, kind, number_format, option)
             table = table if cells is column else table.set_column(i, field, cells)
     return table
 
@@ -282,9 +300,12 @@ def _infer_number_format(table: pa.Table, section: "DataSection", delimiter: str
 
 
 def _infer_type(
-    name: str, column: Column, kind: str | None, number_format: NumberFormat
+    name: str, column: Column, kind: str | None, number_format: NumberFormat, option: str
 ) -> tuple[str | pa.Field, Column]:
-    """Convert a column's texts to numbers if possible, and return its name or field, and cells."""
+    """Convert a column's texts to numbers if possible, and return its name or field, and cells.
+
+    Messages suggest `option` to keep the texts.
+    """
     texts = column.unique().drop_null().to_pylist()
     numbers, thousands = number_format.parse(texts), number_format.style.thousands
     is_complete = len(numbers) == len(texts)
@@ -293,8 +314,8 @@ def _infer_type(
             _check_grouping(name, texts, number_format.style.decimal)
         code = next(filter(CODE.fullmatch, texts), None)
         if code is not None and kind is None:
-            message = "column %s: reading %r as %.15g (set --column %s=categorical if it is a code)"
-            log.info(message, name, code[:MAX_SHOWN], numbers[code], name)
+            message = "column %s: reading %r as %.15g (set %s if it is a code)"
+            log.info(message, name, code[:MAX_SHOWN], numbers[code], option)
         is_large = max(map(abs, numbers.values()), default=0.0) > EXACT_INTEGERS
         is_exact = kind == "numeric" or not (is_large and all(map(WHOLE.fullmatch, texts)))
         if not is_exact:
@@ -309,8 +330,8 @@ def _infer_type(
     if style is not None:
         numbers = {text: parse_number(text, style) for text in texts}
         first = column.drop_null()[0].as_py()
-        message = "column %s: reading %r as %g (set `categorical` in data.columns to keep text)"
-        log.info(message, name, first[:MAX_SHOWN], numbers[first])
+        message = "column %s: reading %r as %g (set %s to keep text)"
+        log.info(message, name, first[:MAX_SHOWN], numbers[first], option)
         field = pa.field(name, pa.float64(), metadata={WRITTEN: style.model_dump_json()})
         return field, _map_cells(column, numbers)
     if is_complete:
@@ -319,6 +340,14 @@ def _infer_type(
         is_required, cells = kind is not None, column.to_pylist()
         check_cells(cells, name, numbers.__contains__, "numbers", is_required=is_required)
     return name, column
+
+
+def _parse_cells(name: str, column: Column, style: NumberStyle) -> Column:
+    """Parse numbers in a known format."""
+    numbers = NumberFormat(style).parse(column.unique().drop_null().to_pylist())
+    kind = f"numbers such as {number_example(style)!r}"
+    check_cells(column.to_pylist(), name, numbers.__contains__, kind, is_required=True)
+    return _map_cells(column, numbers)
 
 
 def _check_grouping(name: str, texts: Sequence[str], mark: Decimal) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Float32, Float64, Int64, Shaped
 
-from model_store.artifacts.manifest import LARGEST_ID, TextSpec
+from model_store.artifacts.manifest import LARGEST_ID, TextSpec, TimeColumn
 from model_store.errors import InvalidInput, one_line, refuse_unreadable
 from model_store.sources.cells import Categories, Numbers, category_text
 from model_store.sources.columns import Columns, column_at, encode, fill_missing, presence
@@ -137,8 +137,11 @@ def make_table_dataset(
     values, index = _read_target(table, section.target, recipe.task)
     split_keys = _keys(table, section, values, index)
     targets = _targets(values, section, split_keys)
+    date_formats = {c.name: c.written for c in version_columns if isinstance(c, TimeColumn)}
     rows = {
-        name: read_column(table, name, kinds.get(name), section.date_format).take(index)
+        name: read_column(
+            table, name, kinds.get(name), date_formats.get(name) or section.date_format
+        ).take(index)
         for name in features
     }
     if texts is None:

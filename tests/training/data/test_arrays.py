@@ -120,7 +120,9 @@ def test_object_arrays_are_rejected_and_never_unpickled(tmp_path):
         "allow_pickle=False",
     )
     assert_invalid(
-        lambda: load(get_recipe("npz:absent.npz"), tmp_path), "data.source", "No such file"
+        lambda: load(get_recipe("npz:absent.npz"), tmp_path),
+        "data.source",
+        "'absent.npz', which is neither in",
     )
 
 

@@ -67,6 +67,28 @@ def test_column_declared_categorical_keeps_every_value(tmp_path, kind):
     assert reloaded.columns == data.columns
 
 
+def test_version_reads_new_file_in_formats_of_its_training_data(tmp_path):
+    """In the new file alone, 70.0 would imply decimal points, and 01.02.2024 fits two formats."""
+    shares = [f"{i},5 %" for i in range(ROWS)]
+    days = [f"{1 + i % 28}/02/2024" for i in range(ROWS)]
+    quoted = [f'"{share}"' for share in shares]
+    table = {"age": AGES, "share": quoted, "day": days, "label": LABELS}
+    data = read(tmp_path, "csv", table)
+    new = {**table, "age": [f"{age}.0" for age in AGES], "day": ["03/02/2024"] * ROWS}
+    write(tmp_path, "csv", new)
+    new_data = load(get_recipe("csv:a.csv", target="label"), tmp_path, data.columns)
+    np.testing.assert_array_equal(new_data.train.x[:, :2], data.train.x[:, :2])
+    day = data.columns[2]
+    expected = (day.mean - 1706918400) / day.std  # 3 February
+    assert new_data.train.x[0, 2] == pytest.approx(-expected, abs=1e-5)
+    write(tmp_path, "csv", {**new, "share": ["half", *quoted[1:]]})
+    assert_invalid(
+        lambda: load(get_recipe("csv:a.csv", target="label"), tmp_path, data.columns),
+        "column share: expected numbers such as '1200,5 %'",
+        "'half' in row 0",
+    )
+
+
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 @pytest.mark.parametrize("num_codes", [5, ROWS])
 def test_column_with_too_few_numbers_is_categorical(tmp_path, kind, num_codes):

@@ -100,7 +100,7 @@ def test_rows_of_left_out_classes_are_encoded_as_token_ids(tmp_path):
     [
         ({"text": "words"}, "data.text: expected one of the columns"),
         ({"text": "label"}, "data.text: expected a column other than the target"),
-        ({"tokenizer": "none.json"}, "data.tokenizer: expected a tokenizer.json at "),
+        ({"tokenizer": "none.json"}, "data.tokenizer: expected an existing file"),
         ({"tokenizer": "reviews.csv"}, "data.tokenizer: expected a tokenizer.json of Hugging"),
         ({"max_tokens": 1}, "data.tokenizer: expected more tokens than 1 special tokens, got 1"),
         ({"source": "npz:a.npz", "target": None}, "data.text: expected no value, because `npz`"),
@@ -224,7 +224,7 @@ def test_outlier_ids_are_read_from_arrays(data, tmp_path):
         f"other.npz.0.0: expected an integer id from 0 to {VOCABULARY - 1}, got {VOCABULARY}",
     )
     assert_invalid(
-        lambda: OutlierSource.parse("a=images:x", tmp_path).rows(data.input, 5, 0),
+        lambda: OutlierSource.parse("a=images:.", tmp_path).rows(data.input, 5, 0),
         "which are not images",
     )
 
@@ -242,10 +242,10 @@ def test_outlier_texts_are_encoded_like_model_inputs(data, tmp_path, kind):
     assert_invalid(
         lambda: source.rows(data.input, 5, 0), f"a model of columns or text for `{kind}:`"
     )
-    textless_source = OutlierSource.parse(f"other={kind}:reviews.{kind}", tmp_path)
     (write_csv if kind == "csv" else parquet.write_table)(
         table.drop_columns("text"), tmp_path / f"reviews.{kind}"
     )
+    textless_source = OutlierSource.parse(f"other={kind}:reviews.{kind}", tmp_path)
     assert_invalid(
         lambda: textless_source.rows(data.input, 5, 0, encoder),
         f"reviews.{kind}.text: expected a column with that name, got columns more",

@@ -214,5 +214,7 @@ def test_invalid_folder_structures_are_rejected(tmp_path, content, message):
 
 def test_missing_folder_is_rejected(tmp_path):
     assert_invalid(
-        lambda: load(get_recipe("images:absent"), tmp_path), "data.source", "absent", "No such file"
+        lambda: load(get_recipe("images:absent"), tmp_path),
+        "data.source",
+        "'absent', which is neither in",
     )

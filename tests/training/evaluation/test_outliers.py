@@ -76,15 +76,15 @@ def test_invalid_sources_are_named_in_errors(tmp_path):
     for name, *messages in (
         ("npz:narrow.npz", "(N, 6, 6)", "(3, 5)"),
         ("npz:nan.npz", "x", "finite"),
-        ("npz:none.npz", "none.npz"),
-        ("images:none", "none"),
+        ("npz:none.npz", "--outliers", "'none.npz', which is neither in"),
+        ("images:none", "--outliers", "'none', which is neither in"),
     ):
         assert_invalid(
             lambda name=name: OutlierSource.parse(f"a={name}", tmp_path).rows(GREY, 5, 0), *messages
         )
     table = InputSpec(shape=(9,), minimum=0.0, maximum=1.0)
     assert_invalid(
-        lambda: OutlierSource.parse("a=images:none", tmp_path).rows(table, 5, 0), "npz", "(9,)"
+        lambda: OutlierSource.parse("a=images:.", tmp_path).rows(table, 5, 0), "npz", "(9,)"
     )
 
 
