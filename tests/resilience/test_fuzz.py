@@ -154,7 +154,7 @@ def test_every_route_with_json_body_is_fuzzed():
 def test_json_with_extreme_values_is_answered_within_limits(service):
     client, _ = service
 
-    @check_limits(service, 150, routes_with_json())
+    @check_limits(service, 75, routes_with_json())
     def send(case):
         route, body = case
         headers = {"Content-Type": "application/json"}
@@ -166,7 +166,7 @@ def test_files_that_announce_or_expand_to_huge_data_stay_within_limits(service):
     client, _ = service
     models = st.sampled_from(["rows", "people", "pictures", "texts"])
 
-    @check_limits(service, 60, files(), st.sampled_from(list(FILE_ROUTES)), models)
+    @check_limits(service, 30, files(), st.sampled_from(list(FILE_ROUTES)), models)
     def send(file, route, model):
         media_type, content = file
         query = {"model": model, **FILE_ROUTES[route]}
@@ -178,7 +178,7 @@ def test_files_that_announce_or_expand_to_huge_data_stay_within_limits(service):
 def test_damaged_requests_are_answered_or_rejected(service):
     client, _ = service
 
-    @check_limits(service, 150, damaged_requests())
+    @check_limits(service, 75, damaged_requests())
     def send(content):
         with Connection(client.base_url.port) as connection:
             try:

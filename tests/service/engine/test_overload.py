@@ -20,7 +20,7 @@ def large_pool():
     file = io.BytesIO()
     np.save(
         file,
-        np.random.default_rng(0).integers(0, 17, (30_000, 64), dtype=np.uint8),
+        np.random.default_rng(0).integers(0, 17, (15_000, 64), dtype=np.uint8),
         allow_pickle=False,
     )
     return file.getvalue()
@@ -119,6 +119,6 @@ def test_request_in_flight_is_answered_during_shutdown(serve, digits_store, larg
         process.terminate()
         answer = slow.result()
         assert answer.status_code == 200
-        assert answer.json()["pool_size"] == 30_000
+        assert answer.json()["pool_size"] == 15_000
         process.communicate(timeout=60)
         assert process.returncode == 0

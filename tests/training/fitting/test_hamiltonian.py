@@ -42,6 +42,7 @@ def test_draws_of_a_linear_gaussian_model_match_the_exact_posterior():
     assert (draws.std(0) / std - 1.0).abs().max() < 0.15
 
 
+@pytest.mark.slow
 def test_class_probabilities_match_a_grid_over_the_exact_posterior():
     """Two classes and one input without a bias, so only w_1 - w_0 matters."""
     torch.manual_seed(0)

@@ -7,8 +7,7 @@ from model_store.inference.noise import DRAW_INDEX
 from model_store.inference.runtime import MAX_DRAW_SET_BYTES
 from model_store.scores.classification import predictive_scores, predictive_sums
 from training.data.rows import Rows
-from training.detectors import FOR_ANY_SHAPE
-from training.export.graphs import export, load_runtime
+from training.export.graphs import CHECKED_DETECTORS, export, load_runtime
 from training.export.served import served_network
 from training.model import build, initialise
 from training.recipe import Recipe
@@ -42,7 +41,7 @@ def build_runtime(method, posterior):
     model = build(recipe, (INPUTS,), 4).eval()
     x = torch.from_numpy(rows().x)
     initialise(model, x)
-    files = export(model, served_network(model, x, 0))
+    files = export(model, served_network(model, x, 0, names=CHECKED_DETECTORS))
     return load_runtime(model, files)
 
 
@@ -77,7 +76,7 @@ def test_rows_run_in_parts_are_bit_identical_to_single_rows(runtime):
 
 def test_calibration_rows_that_share_draws_match_a_request(runtime):
     sample, counts, share = rows().take(np.arange(10)), [1, 3], 4
-    names = FOR_ANY_SHAPE
+    names = CHECKED_DETECTORS
     scores, densities = served_scores(runtime, sample, counts, 3, share)
     for i, start in enumerate(range(0, 10, share)):
         log_probs, density = runtime.run_set(
