@@ -10,12 +10,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
 
 from model_store.artifacts.disk import replace_file
 from model_store.errors import DubitoError, InvalidInput
@@ -30,7 +31,14 @@ from training.fitting.checkpoint import read_checkpoint, write_checkpoint
 from training.fitting.convergence import convergence
 from training.fitting.laplace import fit_laplace
 from training.fitting.plots import plot_run
-from training.fitting.steps import VALIDATION_DRAWS, KLSchedule, Steps, adam, decay_rates
+from training.fitting.steps import (
+    VALIDATION_DRAWS,
+    KLSchedule,
+    Steps,
+    adam,
+    average_weights,
+    decay_rates,
+)
 from training.fitting.stopping import (
     EarlyStopping,
     Metrics,
@@ -107,6 +115,10 @@ class Run:
         self.spread_seed = hash_key(recipe.seed, Stream.VALIDATION_NOISE)
         self.laplace: dict[str, Any] | None = None  # facts for the manifest, after its fit
         self.optimizer = adam(self.model, recipe)
+        is_constant = recipe.training.final_learning_rate == recipe.learning_rate
+        self.average: AveragedModel | None = None
+        if is_constant or isinstance(self.stopping, EarlyStopping):
+            self.average = average_weights(self.model)
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # NLL, KL, metric
         # The loss of each step of the epoch, at the full KL weight.
         self.losses = torch.zeros(self.epoch_steps, dtype=torch.float64, device=device)
@@ -236,6 +248,8 @@ class Run:
         nll, kl, _ = result.float()
         self.losses[step % self.epoch_steps] = nll + self.kl.full * kl
         self.sums += result
+        if self.average is not None:
+            self.average.update_parameters(self.model)
 
     def _end_epoch(self, epoch: int) -> Metrics:
         nll, kl, error = (self.sums / self.epoch_steps).tolist()
@@ -245,8 +259,10 @@ class Run:
                 f"training diverged in epoch {epoch + 1}: lower training.learning_rate "
                 f"(delete {self.checkpoint} to start the fit again)"
             )
-        likelihood = self.model.likelihood
-        scores, log_likelihood, errors, *wrong, uncertainty = self._validate().unbind(1)
+        average = self.average
+        model = self.model if average is None else cast("BayesianModel", average.module)
+        likelihood = model.likelihood
+        scores, log_likelihood, errors, *wrong, uncertainty = self._validate(model).unbind(1)
         self.uncertainty.append(uncertainty[:MAX_UNCERTAINTY_ROWS].float().cpu())
         stopping = add_wrong_row(log_likelihood, *wrong) if wrong else log_likelihood.mean()
         metrics = {
@@ -264,13 +280,13 @@ class Run:
         }
         if isinstance(self.stopping, EarlyStopping):
             metrics["stopping_log_likelihood"] = stopping.item()
-        log_std = mean_log_std(self.model, self.spread_seed)
+        log_std = mean_log_std(model, self.spread_seed)
         if log_std is not None:
             metrics["log_std"] = log_std
         history = self.progress.history
         history.append(metrics)
         if self._is_best(epoch, scores, stopping):
-            self.best = copy.deepcopy(self.model.state_dict())
+            self.best = copy.deepcopy(model.state_dict())
             self.progress.best_epoch = epoch + 1
         is_last = epoch + 1 == self.epochs
         if is_last or time.monotonic() - self.written > WRITE_INTERVAL_S:
@@ -279,25 +295,25 @@ class Run:
             self.written = time.monotonic()
         return metrics
 
-    def _validate(self) -> Float64[Tensor, "N S"]:
-        likelihood = self.model.likelihood
+    def _validate(self, model: BayesianModel) -> Float64[Tensor, "N S"]:
+        likelihood = model.likelihood
         # All draws are equal before the Laplace approximation.
         is_fixed = isinstance(self.recipe.posterior, Laplace) and self.laplace is None
         draws = 1 if is_fixed else VALIDATION_DRAWS
         key = (self.recipe.seed, Stream.VALIDATION_NOISE)
-        eps = noise(self.model.posterior, draws, *key, device=self.device)
-        self.model.eval()
+        eps = noise(model.posterior, draws, *key, device=self.device)
+        model.eval()
         rows = max_rows_for(likelihood, len(eps))
         batches = zip(*(tensor.split(rows) for tensor in self.validation), strict=True)
-        parts = [likelihood.validation(self.model.predict(x, eps), y) for x, y in batches]
-        self.model.train()
+        parts = [likelihood.validation(model.predict(x, eps), y) for x, y in batches]
+        model.train()
         return torch.cat(parts)
 
     def validation_log_likelihood(self) -> float:
         """Compute the best model's mean validation log-likelihood, in nats."""
         if self.laplace is None:
             return self.progress.history[self.progress.best_epoch - 1]["validation_log_likelihood"]
-        return self._validate()[:, 1].mean().item()
+        return self._validate(self.model)[:, 1].mean().item()
 
     def _is_best(self, epoch: int, validation_scores: Tensor, stopping: Tensor) -> bool:
         if self.recipe.choose == "last":
@@ -320,6 +336,7 @@ class Run:
         content = {
             "model": self.model.state_dict(),
             "best": self.best,
+            "average": None if self.average is None else self.average.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "sums": self.sums,
             "losses": self.losses,
@@ -333,6 +350,8 @@ class Run:
         content = read_checkpoint(self.checkpoint, self.device)
         try:
             self.model.load_state_dict(content["model"])
+            if self.average is not None:
+                self.average.load_state_dict(content["average"])
             self.optimizer.load_state_dict(content["optimizer"])
             self.sums.copy_(content["sums"])
             self.losses.copy_(content["losses"])

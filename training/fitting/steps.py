@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Float64, Num
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel
 
 from model_store.errors import InvalidInput
 from model_store.processes import processors
@@ -21,6 +22,7 @@ from training.seeds import Stream, hash_key
 Inputs = Float[Tensor, "N I"]
 Targets = Num[Tensor, "N"]
 Sums = Float64[Tensor, "3"]
+Tensors = tuple[Tensor, ...] | list[Tensor]
 GRADIENT_NORM = 5.0  # maximum
 ROW_GROUPS = 8  # groups of rows with separate draws, for methods that group rows
 VALIDATION_DRAWS = 20
@@ -31,6 +33,7 @@ WARMUP_CALLS = 3  # before a capture, to allocate memory
 NEGLIGIBLE_MEAN = 1e-30  # moments of Adam below this do not change parameters
 FLUSH_STEPS = 100  # interval of `flush_moments`
 RAMP_STEPS, RAMP_SHARE = 2000, 0.1  # maximum length of the KL ramp, in steps and as a share
+AVERAGING = 8  # averages cover about a ninth of the steps
 
 
 class Steps:
@@ -267,6 +270,26 @@ def decay_rates(optimizer: torch.optim.Optimizer, decay: float) -> None:
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
+
+
+def average_weights(model: BayesianModel) -> AveragedModel:
+    """Create a copy of a model for the polynomial-decay average of its weights over steps.
+
+        average_t = average_(t-1) + (eta + 1) / (eta + t + 1) (weights_t - average_(t-1))
+
+    Step s of t has a weight in proportion to about (s / t)^eta (Shamir and Zhang 2013, "Stochastic
+    gradient descent for non-smooth optimization"), with eta = `AVERAGING`. Running statistics of
+    layers are averaged too.
+    """
+
+    def update(averages: Tensors, weights: Tensors, steps: Tensor | int) -> None:
+        if averages[0].is_floating_point():
+            share = (AVERAGING + 1) / (AVERAGING + 1 + int(steps))
+            torch._foreach_lerp_(averages, weights, share)
+        else:
+            torch._foreach_copy_(averages, weights)
+
+    return AveragedModel(model, multi_avg_fn=torch.no_grad()(update), use_buffers=True)
 
 
 def check_augmentation(section: AugmentationSection | None, shape: Sequence[int]) -> None:

@@ -115,7 +115,7 @@ def test_early_stopping_returns_best_epoch_and_ends_after_patience(splits, tmp_p
     best = int(np.argmax(scores)) + 1
     assert run.progress.best_epoch == best
     assert len(scores) == best + 20 < 300
-    _, log_likelihood, _, *errors, _ = run._validate().unbind(1)
+    _, log_likelihood, _, *errors, _ = run._validate(run.model).unbind(1)
     assert add_wrong_row(log_likelihood, *errors).item() == pytest.approx(max(scores), rel=1e-6)
     expected = run.progress.history[best - 1]["validation_log_likelihood"]
     assert run.validation_log_likelihood() == expected

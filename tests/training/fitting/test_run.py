@@ -112,14 +112,17 @@ def splits(fits):
     return Splits(Rows(x[160:], y[160:]), *parts)
 
 
-def create_run(folder, splits, seed=0, epochs=3):
+def create_run(folder, splits, seed=0, epochs=3, **training):
     folder.mkdir(exist_ok=True)
     recipe = load(make_recipe(folder, epochs, seed))
+    recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update=training)})
     return Run(recipe, splits, splits.train.x.shape[1:], 3, folder, torch.device("cpu"))
 
 
-def test_every_checkpoint_leads_to_the_same_weights(splits, tmp_path):
-    run = create_run(tmp_path / "whole", splits)
+@pytest.mark.parametrize("final_rate", [1e-4, 1e-2])  # The second is constant: averaged weights.
+def test_every_checkpoint_leads_to_the_same_weights(splits, tmp_path, final_rate):
+    run = create_run(tmp_path / "whole", splits, final_learning_rate=final_rate)
+    assert (run.average is not None) == (final_rate == 1e-2)
     snapshots = []
     thread = threading.Thread(target=run.fit, kwargs={"quiet": True})
     thread.start()
@@ -136,7 +139,7 @@ def test_every_checkpoint_leads_to_the_same_weights(splits, tmp_path):
         folder = tmp_path / f"from-{i}"
         folder.mkdir()
         (folder / "checkpoint.safetensors").write_bytes(snapshots[i])
-        resumed = create_run(folder, splits)
+        resumed = create_run(folder, splits, final_learning_rate=final_rate)
         assert resumed.resumed
         steps.append(resumed.progress.step)
         state = resumed.fit(quiet=True).state_dict()
@@ -196,7 +199,7 @@ def test_unusable_checkpoint_is_rejected(splits, tmp_path, damage):
     ("options", "message"),
     [
         (["--data", "nonsense"], "error: data.source: expected `digits`, `idx:DIR`, `images:PATH`"),
-        (["--data", "idx:absent"], "error: data.source: expected a folder of IDX files"),
+        (["--data", "idx:absent"], "error: data.source: expected an existing file or folder"),
         (["--name", "../a"], "error: command line: name: "),
         (["--seed", "-1"], "error: command line: seed: "),
     ],

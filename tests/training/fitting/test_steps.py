@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -6,7 +8,15 @@ from torch.nn import functional
 from experiments.certify.exact import METHODS, recipe
 from tests.support.recipes import recipe_with
 from training.bayes.posterior import noise
-from training.fitting.steps import FLUSH_STEPS, KLSchedule, Steps, adam, flush_moments
+from training.fitting.steps import (
+    AVERAGING,
+    FLUSH_STEPS,
+    KLSchedule,
+    Steps,
+    adam,
+    average_weights,
+    flush_moments,
+)
 from training.model import build
 
 STEPS = 1500  # .9**n is denormal from about n = 830
@@ -32,6 +42,29 @@ def test_flushing_moments_removes_denormals_and_does_not_affect_the_fit() -> Non
     assert not ((means != 0) & (means.abs() < tiny)).any()
     assert means[-1] != 0
     assert torch.equal(expected, weights)
+
+
+def test_average_weights_match_the_weighted_sum_over_steps():
+    model = build(recipe_with(method="mle", network={"hidden": [3]}), (5,), 3)
+    average, history = average_weights(model), []
+    for step in range(40):
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point():
+                tensor.data.normal_(generator=torch.Generator().manual_seed(step))
+        history.append([tensor.clone() for tensor in model.state_dict().values()])
+        average.update_parameters(model)
+    shares = [(AVERAGING + 1) / (AVERAGING + 1 + step) for step in range(40)]
+    coefficients = torch.tensor(
+        [
+            share * math.prod(1 - later for later in shares[i + 1 :])
+            for i, share in enumerate(shares)
+        ]
+    )
+    assert coefficients.sum() == pytest.approx(1.0)
+    assert coefficients[: 40 * 7 // 9].sum() < 0.15  # mostly the last ninths
+    for actual, *values in zip(average.module.state_dict().values(), *history, strict=True):
+        expected = torch.tensordot(coefficients.to(values[0].dtype), torch.stack(values), 1)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def first_step(model, settings, x):
