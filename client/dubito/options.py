@@ -39,7 +39,7 @@ class PredictJobOptions(_Common, total=False):
     risk: float
     """Maximum share of wrong labels among answered rows. The other rows have `abstain=True`."""
     groups: Sequence[str]
-    """Group of each row, if the model is calibrated by group."""
+    """Group of each row, if the model is calibrated by group. By default, a column of the row."""
 
 
 class PredictOptions(PredictJobOptions, total=False):

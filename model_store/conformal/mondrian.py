@@ -40,6 +40,12 @@ UNKNOWN = -1  # category of an unknown group
 JUDGED, TRUE = "category.judged", "category.true"  # in `calibration.safetensors`
 
 
+def group_numbers(groups: Sequence[str], names: Sequence[str]) -> Int64[np.ndarray, "N"]:
+    """Return the index of each group in `names`, or `UNKNOWN`."""
+    numbers = {name: number for number, name in enumerate(names)}
+    return np.array([numbers.get(group, UNKNOWN) for group in groups], dtype=np.int64)
+
+
 def cautious_categories(rows: Sequence[int]) -> list[int]:
     return [c for c, n in enumerate(rows) if n >= MIN_CAUTIOUS_ROWS] or [*range(len(rows))]
 

@@ -84,6 +84,7 @@ def predict(
     if not 0 <= seed <= MAX_SEED:
         raise InvalidInput("seed", f"0 to {MAX_SEED}", f"{seed}")
     x = _encoded(model, X, names)
+    groups = model.find_groups(x)
     missing = fill_missing(x, model.manifest.input.columns)
     draw_set = model.runtime.draw_set(seed, draws)
     blocks = (x[first : first + ROWS_AT_ONCE] for first in range(0, len(x), ROWS_AT_ONCE))
@@ -91,6 +92,7 @@ def predict(
     prediction = Prediction.concatenate(parts)
     scores = prediction.scores
     check_computed(scores.by_name()[scores.overall], FIELD)
+    prediction = prediction if groups is None else prediction.with_groups(groups)
     return replace(prediction, missing=missing)
 
 
@@ -99,8 +101,8 @@ def decide_as_served(
 ) -> Decision:
     """Make the decisions that the service would make with its default options.
 
-    The default `fpr` is 0.05, or the smallest that the model supports if that is larger. If the
-    model has groups, all rows belong to an unknown group. Raise InvalidInput for an invalid rate.
+    The default `fpr` is 0.05, or the smallest that the model supports if that is larger. Raise
+    InvalidInput for an invalid rate.
     """
     manifest, smallest = model.manifest, model.calibration.smallest_fpr
     fpr = max(DEFAULT_FPR, smallest) if fpr is None else fpr

@@ -8,15 +8,23 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float32, Float64
+from jaxtyping import Float32, Float64, Int64
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from model_store.artifacts.manifest import ENCODER, GRAPHS, TOKENIZER, TRAINING_ROWS, Manifest
+from model_store.artifacts.manifest import (
+    ENCODER,
+    GRAPHS,
+    TOKENIZER,
+    TRAINING_ROWS,
+    CategoricalColumn,
+    Manifest,
+)
 from model_store.artifacts.store import Artifact
 from model_store.conformal.calibration import Calibration
 from model_store.conformal.detectors import flag_statistic
 from model_store.conformal.label_shift import LabelShift, WeightedRows, shift_log_probs
+from model_store.conformal.mondrian import UNKNOWN, group_numbers
 from model_store.conformal.rank_tables import RankTables, mass_above
 from model_store.inference.encoder import Encoder, shared_encoder
 from model_store.inference.graphs import GraphError
@@ -26,6 +34,7 @@ from model_store.inference.runtime import Runtime
 from model_store.inference.training_rows import TrainingRows
 from model_store.scores.classification import Scores
 from model_store.scores.tasks import AnyScores, Predictive, get_predictive
+from model_store.sources.columns import category_indices
 
 Rows = Float32[np.ndarray, "N I"]
 Outputs = Float32[np.ndarray, "K N C"]
@@ -133,6 +142,17 @@ class Model:
             reason = f"expected {expected} outputs per row ({kind}), got {num_outputs}"
             raise GraphError("network.onnx", reason)
         self.prediction(outputs, density)
+
+    def find_groups(self, x: Rows) -> Int64[np.ndarray, "N"] | None:
+        """Return each row's calibration group, or None if it is not a column of the rows."""
+        spec, columns = self.manifest.categories, self.manifest.input.columns
+        if spec is None or spec.kind != "group":
+            return None
+        for column in columns:
+            if column.name == spec.column and isinstance(column, CategoricalColumn):
+                numbers = np.append(group_numbers(column.categories, spec.names), UNKNOWN)
+                return numbers[category_indices(x, columns, column.name)]
+        return None
 
     def predict(self, x: Rows, theta: Float32[np.ndarray, "K D"]) -> Prediction:
         return self.prediction(*self.runtime.run(x, theta[:, None]))

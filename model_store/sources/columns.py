@@ -223,6 +223,15 @@ def unknown_categories(x: Rows, columns: Columns) -> dict[str, int]:
     return {column.name: count for column, count in zip(columns, counts, strict=True) if count}
 
 
+def category_indices(x: Rows, columns: Columns, name: str) -> Int64[np.ndarray, "N"]:
+    """Return the index of each row's category in a column, or -1 if it is unknown or missing."""
+    place = [column.name for column in columns].index(name)
+    column, end = columns[place], int(_ends(columns)[place])
+    assert isinstance(column, CategoricalColumn)
+    one_hot = x[:, end - column_width(column) :][:, : len(column.categories)]
+    return np.where((one_hot == 1.0).any(axis=1), one_hot.argmax(axis=1), -1)
+
+
 def count_unknown(counts: dict[str, int], x: Rows, columns: Columns) -> None:
     for name, count in unknown_categories(x, columns).items():
         counts[name] = counts.get(name, 0) + count

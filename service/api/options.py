@@ -1,14 +1,12 @@
 """Validate a request's options against its model."""
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Int64
 
-from model_store.artifacts.manifest import CategorySpec
 from model_store.conformal.calibration import DEFAULT_FPR, format_rate
-from model_store.conformal.mondrian import UNKNOWN
+from model_store.conformal.mondrian import group_numbers
 from model_store.conformal.rank_tables import confident_rank, largest_coverage
 from model_store.errors import InvalidInput, TooLarge, describe_value
 from model_store.inference.model import Model
@@ -104,7 +102,7 @@ def resolve_priors(envelope: Envelope, model: Model) -> tuple[float, ...] | None
 def resolve_groups(
     envelope: PredictRequest, rows: int, model: Model
 ) -> Int64[np.ndarray, "N"] | None:
-    """Return each row's group index, which is `UNKNOWN` if the group is unknown."""
+    """Return the index of each row's group in the request, or None if it has no groups."""
     spec = model.manifest.categories
     if envelope.groups is None:
         return None
@@ -114,12 +112,7 @@ def resolve_groups(
     if len(envelope.groups) != rows:
         expected = f"a group for each of the {rows} rows"
         raise InvalidInput("groups", expected, f"{len(envelope.groups)}")
-    return group_numbers(envelope.groups, spec)
-
-
-def group_numbers(groups: Sequence[str], spec: CategorySpec) -> Int64[np.ndarray, "N"]:
-    numbers = {name: number for number, name in enumerate(spec.names)}
-    return np.array([numbers.get(group, UNKNOWN) for group in groups], dtype=np.int64)
+    return group_numbers(envelope.groups, spec.names)
 
 
 def _check_confidence(envelope: PredictRequest, fpr: float, model: Model) -> None:

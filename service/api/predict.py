@@ -222,6 +222,8 @@ async def predict(
         work.is_live = work.is_live and not is_test(call.request)
         x = await to_numbers(context, work)
         if columns:
+            if inputs.groups is None:
+                inputs.groups = model.find_groups(x)
             inputs.missing = fill_missing(x, columns)
         work.rows = []
         keep, priors = envelope.return_samples, options.priors

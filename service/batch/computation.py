@@ -156,6 +156,7 @@ class Computation:
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Predict rows and mark those with finite scores. Fill missing cells of `x` in place."""
         options = self.request.decisions
+        groups = self.model.find_groups(x) if groups is None else groups
         missing = fill_missing(x, self.manifest.input.columns)
         prediction = self.model.prediction(*self.model.runtime.run_set(x, draws), options.priors)
         prediction = replace(prediction, missing=missing)

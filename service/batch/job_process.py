@@ -33,6 +33,7 @@ from model_store.acquisition.choice import (
 from model_store.acquisition.ranking import Pool, Scored, rank_pool
 from model_store.artifacts.disk import sync_folder
 from model_store.artifacts.store import open_store
+from model_store.conformal.mondrian import group_numbers
 from model_store.conformal.rank_tables import benjamini_hochberg
 from model_store.errors import DubitoError, InvalidInput, NoSpace, StateUnusable
 from model_store.inference.model import NEEDED, Model
@@ -49,7 +50,6 @@ from model_store.state.jobs import Job, Jobs, State
 from model_store.state.labels import Acquisition, row_format, save_acquired
 from model_store.state.live import prediction_records
 from model_store.types import JsonObject
-from service.api.options import group_numbers
 from service.batch.candidate import Cancelled, fit_candidate
 from service.batch.computation import (
     UNKNOWN_CATEGORIES,
@@ -201,7 +201,8 @@ def predict(job: JobRows) -> str:
     ids = job.ids() if job.has_ids else None
     groups, categories = None, job.model.manifest.categories
     if categories is not None and (job.folder / GROUPS_FILE).exists():
-        groups = group_numbers(json.loads((job.folder / GROUPS_FILE).read_bytes()), categories)
+        names = json.loads((job.folder / GROUPS_FILE).read_bytes())
+        groups = group_numbers(names, categories.names)
     draws = computation.draws()
 
     def compute(first: int, x: Inputs) -> dict[str, np.ndarray]:

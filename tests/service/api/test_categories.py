@@ -1,15 +1,19 @@
 import io
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from model_store.artifacts.manifest import Description
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.mondrian import MIN_CAUTIOUS_ROWS
+from model_store.inference.frames import decide_as_served
+from model_store.inference.frames import predict as predict_frame
 from model_store.inference.model import Model
 from model_store.inference.prediction import DecisionOptions, decide
 from tests.support import tiny
 from tests.support.files import npy_bytes
-from tests.support.serving import open_client
+from tests.support.serving import open_client, wait_until
 
 KINDS = ("class", "group")
 GROUPS = ["red", "blue", "green", "red", "violet", "blue"]
@@ -22,9 +26,21 @@ def models_and_client(tmp_path_factory):
     for kind in KINDS:
         tiny.publish(store, kind, kind=kind)
     tiny.publish(store, "plain")
-    models = {kind: Model.load(store.open(kind, "1"), threads=1) for kind in KINDS}
+    publish_with_group_column(store)
+    models = {kind: Model.load(store.open(kind, "1"), threads=1) for kind in (*KINDS, "colours")}
     with open_client(store.root) as client:
         yield models, client
+
+
+def publish_with_group_column(store):
+    """Publish `colours`, whose rows consist of their group."""
+    manifest = store.manifest("group", "1")
+    columns = [{"kind": "categorical", "name": "colour", "categories": ["green", "red"]}]
+    update = {
+        "input": manifest.input.model_validate({**manifest.input.model_dump(), "columns": columns})
+    }
+    fields = {name: getattr(manifest, name) for name in Description.model_fields}
+    store.publish("colours", Description(**fields | update), tiny.files(kind="group"))
 
 
 def predict(client, model, **fields):
@@ -106,6 +122,31 @@ def test_answer_matches_decisions_of_the_loaded_model(models_and_client):
     assert arrays["flag"].tolist() == decision.flag.tolist()
     assert arrays["prediction_set"].tolist() == decision.prediction_set.tolist()
     assert arrays["category"].tolist() == ["red", "blue", "green", "red", "", "blue"]
+
+
+def test_group_is_a_column_of_the_row_unless_groups_are_sent(models_and_client):
+    models, client = models_and_client
+    colours = ["red", "green", "violet", None, "red"]
+    request = {"model": "colours", "seed": 7, "inputs": [{"colour": c} for c in colours]}
+    answer = client.post("/predict", json=request).json()
+    names = [row["category"]["name"] for row in answer["predictions"]]
+    assert names == ["red", "green", None, None, "red"]
+    sent = client.post("/predict", json={**request, "groups": ["green"] * 5}).json()
+    assert {row["category"]["name"] for row in sent["predictions"]} == {"green"}
+    same = {**request, "groups": [colour or "" for colour in colours]}
+    assert client.post("/predict", json=same).json() == answer
+    job = client.post("/predict/jobs", json=request).json()
+    wait_until(lambda: client.get(f"/jobs/{job['id']}").json()["state"] == "done")
+    arrays = np.load(io.BytesIO(client.get(f"/jobs/{job['id']}/result").content))
+    assert arrays["category"].tolist() == ["red", "green", "", "", "red"]
+    p_values = [row["p_value"] for row in answer["predictions"]]
+    assert arrays["p_value"].tolist() == p_values
+    frame = pd.DataFrame({"colour": colours})
+    prediction = predict_frame(models["colours"], frame, ["colour"], None, 7)
+    assert (
+        decide_as_served(models["colours"], prediction, None, 0.95).p_values.p_value.tolist()
+        == p_values
+    )
 
 
 def test_groups_can_be_query_parameters_of_an_npy_request(models_and_client):
