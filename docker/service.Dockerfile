@@ -12,11 +12,9 @@ COPY pyproject.toml uv.lock ./
 RUN python -m venv --without-pip /opt/venv
 RUN --mount=type=cache,target=/var/cache/uv \
     UV_CACHE_DIR=/var/cache/uv UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 sh docker/install.sh /opt/venv "$KIND" "$RUNTIME"
-# Project metadata: the service's version, and the entry points of its integrations
-ARG VERSION=0.1.0.dev0
+# Project metadata: the entry points of the integrations
 COPY model_store/version.py model_store/
-RUN echo "Version: $VERSION" > PKG-INFO \
- && touch README.md && mkdir client \
+RUN touch README.md && mkdir client \
  && pip install --quiet --no-deps --no-build-isolation --prefix /opt/venv . \
  && rm -r /opt/venv/lib/python*/site-packages/model_store
 

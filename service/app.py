@@ -12,7 +12,7 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.middleware.cors import CORSMiddleware
 
 from model_store.inference.runtime import limit_session_memory
-from model_store.version import read_version
+from model_store.version import VERSION
 from service import limits
 from service.api import (
     acquire,
@@ -63,7 +63,7 @@ def create_app(settings: Settings, backend: StateBackend | None = None) -> FastA
     app = FastAPI(
         title="Dubito",
         description=DESCRIPTION,
-        version=read_version(),
+        version=VERSION,
         lifespan=_lifespan(context, tracing),
         # `service.api.openapi` has these routes.
         openapi_url=None,

@@ -248,5 +248,5 @@ def _print_completion(options: argparse.Namespace) -> None:
 
 class _PrintVersion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        print("dubito", resolve_name("model_store.version:read_version")())
+        print("dubito", resolve_name("model_store.version:VERSION"))
         parser.exit()

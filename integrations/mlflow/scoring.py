@@ -17,7 +17,7 @@ from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput, describe_value
 from model_store.sources.rows import Rows
 from model_store.types import Content
-from model_store.version import read_version
+from model_store.version import VERSION
 from service import limits
 from service.api.health import check_ready
 from service.api.json_blocks import JsonRows
@@ -79,7 +79,7 @@ async def get_ping(request: Request) -> Response:
 
 @router.get("/version", dependencies=[OPEN_TO_ALL])
 async def get_version() -> Response:
-    return Response(read_version().encode(), media_type="text/plain")
+    return Response(VERSION.encode(), media_type="text/plain")
 
 
 @router.post("/invocations", dependencies=[needs("predict")])

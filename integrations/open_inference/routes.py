@@ -24,7 +24,7 @@ from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import LATEST
 from model_store.errors import InvalidInput, TooLarge
 from model_store.types import Content
-from model_store.version import read_version
+from model_store.version import VERSION
 from service import limits
 from service.api.health import check_ready
 from service.api.media_types import JSON
@@ -63,7 +63,7 @@ READ = [needs("read")]
 
 @router.get("", dependencies=READ)
 async def get_server() -> Response:
-    return json_response({"name": "dubito", "version": read_version(), "extensions": EXTENSIONS})
+    return json_response({"name": "dubito", "version": VERSION, "extensions": EXTENSIONS})
 
 
 @router.get("/health/live", dependencies=[OPEN_TO_ALL])

@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 from model_store.conformal.drift import EDGES
 from model_store.state.jobs import ENDED, Kind
 from model_store.state.labels import Accepted
-from model_store.version import read_version
+from model_store.version import VERSION
 from service.telemetry.logs import DROPPED
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Metrics:
         self.state_free_ratio.set(1)  # without state
         labels, text = ("version", "python", "onnxruntime"), "1, labelled with software versions"
         build = gauge("build_info", text, labels)
-        build.labels(read_version(), platform.python_version(), onnxruntime.__version__).set(1)
+        build.labels(VERSION, platform.python_version(), onnxruntime.__version__).set(1)
         texts = COUNTERS.items()
         self._counters = {name: counter(name, text, VERSION_LABELS) for name, text in texts}
         self._histograms = {
