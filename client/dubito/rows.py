@@ -241,7 +241,6 @@ def _numbers(array: np.ndarray, field: str) -> np.ndarray:
 
 
 def _array(rows: list[Any]) -> np.ndarray | None:
-    """Convert rows to a numeric array, or return None if that is not possible."""
     try:
         array = np.asarray(rows)
     except ValueError:

@@ -83,23 +83,27 @@ class NumberStyle(Record):
     is_share: bool = False
 
 
-class NumericColumn(Record):
-    """A column of numbers, encoded as (value - mean) / std, with 0 for missing values.
+class StandardisedColumn(Record):
+    """A column encoded as (value - mean) / std, with 0 for missing values.
 
-    If `indicator` is set, a second number marks missing values. If `written` is set, values can be
-    formatted text. `usual` is the median, and `mostly` the central interval with 90 % of the
-    training rows. If `missing` is false, no training row lacks a value, and `usual` replaces
-    missing values of new rows.
+    If `indicator` is set, a last number marks missing values. `usual` is the median, and `mostly`
+    the central interval with 90 % of the training rows. If `missing` is false, no training row
+    lacks a value, and `usual` replaces missing values of new rows.
     """
 
     name: str
-    kind: Literal["numeric"] = "numeric"
     mean: FiniteFloat
     std: Annotated[FiniteFloat, Field(gt=0)]
     usual: FiniteFloat | None = None
     mostly: tuple[FiniteFloat, FiniteFloat] | None = None
     indicator: bool
     missing: bool | None = None
+
+
+class NumericColumn(StandardisedColumn):
+    """A column of numbers. If `written` is set, values can be formatted text."""
+
+    kind: Literal["numeric"] = "numeric"
     written: NumberStyle | None = None
 
 
@@ -107,7 +111,7 @@ class CategoricalColumn(Record):
     """A one-hot encoded column, with an extra number for unknown categories.
 
     If `indicator` is set, a last number marks missing categories. `usual` is the most frequent
-    category. `missing` is defined as in NumericColumn.
+    category. `missing` is defined as in StandardisedColumn.
     """
 
     name: str
@@ -126,22 +130,15 @@ NOT_ENCODING: dict[str, Any] = {
 Cycle = Literal["year", "week", "day"]
 
 
-class TimeColumn(Record):
-    """A column of dates or times, encoded as a number in seconds since 1970 (UTC).
+class TimeColumn(StandardisedColumn):
+    """A column of dates or times, in seconds since 1970 (UTC).
 
     Each cycle adds the sine and cosine of the time's phase. `written` is a `strptime` format that
-    is accepted in addition to ISO 8601. The other fields are defined as in NumericColumn.
+    is accepted in addition to ISO 8601.
     """
 
-    name: str
     kind: Literal["time"] = "time"
-    mean: FiniteFloat
-    std: Annotated[FiniteFloat, Field(gt=0)]
-    usual: FiniteFloat | None = None
-    mostly: tuple[FiniteFloat, FiniteFloat] | None = None
     cycles: tuple[Cycle, ...] = ()
-    indicator: bool
-    missing: bool | None = None
     written: Annotated[str, StringConstraints(min_length=1, max_length=100)] | None = None
 
 

@@ -2,9 +2,9 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -38,15 +38,13 @@ def signature(manifest: Manifest, key: "Ed25519PrivateKey") -> bytes:
 
 @dataclass(frozen=True)
 class TrustedKeys:
-    keys: tuple["Ed25519PublicKey", ...]  # for every model
-    by_model: Mapping[str, tuple["Ed25519PublicKey", ...]] = field(default_factory=dict)
+    keys: tuple["Ed25519PublicKey", ...]
 
     def verify(self, content: bytes, manifest: Manifest) -> bool:
-        """Check whether a signature was made with a key that is trusted for the model."""
+        """Check whether a signature was made with a trusted key."""
         from cryptography.exceptions import InvalidSignature
 
-        keys = (*self.keys, *self.by_model.get(manifest.name, ()))
-        for key, signature in product(keys, split_signatures(content)):
+        for key, signature in product(self.keys, split_signatures(content)):
             with suppress(InvalidSignature):
                 key.verify(signature, signed_bytes(manifest))
                 return True
@@ -97,21 +95,12 @@ def read_private_key(path: Path, field: str) -> "Ed25519PrivateKey":
 def read_trusted_keys(path: Path, field: str) -> TrustedKeys:
     """Read the trusted public keys from a file or from a folder of `.pub` files.
 
-    In a folder, the files `*.pub` count for every model, and `NAME/*.pub` for the model NAME.
     `field` is the option, for errors.
     """
-    if not path.is_dir():
-        return TrustedKeys(_read_public_keys(path, field))
-
-    def read_folder(folder: Path) -> tuple["Ed25519PublicKey", ...]:
-        files = sorted(folder.glob("*.pub"))
-        return tuple(key for file in files for key in _read_public_keys(file, field))
-
-    folders = [entry for entry in path.iterdir() if entry.is_dir()]
-    trusted = TrustedKeys(read_folder(path), {entry.name: read_folder(entry) for entry in folders})
-    if not trusted.keys and not any(trusted.by_model.values()):
+    files = sorted(path.glob("*.pub")) if path.is_dir() else [path]
+    if not files:
         raise InvalidInput(field, "public keys in files *.pub", "a folder without them")
-    return trusted
+    return TrustedKeys(tuple(key for file in files for key in _read_public_keys(file, field)))
 
 
 def _read_public_keys(path: Path, field: str) -> tuple["Ed25519PublicKey", ...]:

@@ -17,6 +17,7 @@ from model_store.artifacts.manifest import (
     CategoricalColumn,
     NumberStyle,
     NumericColumn,
+    StandardisedColumn,
     TimeColumn,
     column_width,
 )
@@ -60,7 +61,7 @@ def encode(columns: Columns, values: Mapping[str, Numbers | Categories]) -> Rows
     return encoded
 
 
-def _numbers(column: NumericColumn | TimeColumn, values: Numbers) -> Float32[np.ndarray, "N J"]:
+def _numbers(column: StandardisedColumn, values: Numbers) -> Float32[np.ndarray, "N J"]:
     missing = np.isnan(values)[:, None]
     with np.errstate(over="ignore"):  # the caller rejects infinity
         parts = [((values - column.mean) / column.std)[:, None]]
@@ -180,7 +181,7 @@ def _read(
     name, placed = column.name, enumerate(cells, start=first_row)
     if isinstance(cells, np.ndarray):
         return cells
-    if isinstance(column, NumericColumn | TimeColumn):
+    if isinstance(column, StandardisedColumn):
         parse = _number if isinstance(column, NumericColumn) else _time
         read: Callable[[Any, str], float] = partial(parse, column.written)  # type: ignore[arg-type]
         return np.array([read(cell, f"{field}.{n}.{name}") for n, cell in placed])

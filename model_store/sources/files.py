@@ -67,7 +67,6 @@ class ZipOfFiles(RowFile):
 
 
 def _path(info: zipfile.ZipInfo) -> str:
-    """Return a member's path with Windows backslashes converted to slashes."""
     return info.filename if "/" in info.filename else info.filename.replace("\\", "/")
 
 

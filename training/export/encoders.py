@@ -122,7 +122,6 @@ def examine(content: bytes, row_size: int, examples: Float32[np.ndarray, "N I"])
 def _has_independent_rows(
     encoder: Encoder, x: Float32[np.ndarray, "N I"], alone: Float32[np.ndarray, "N F"]
 ) -> bool:
-    """Check that batching does not change the bits of a row's encoding."""
     orders = (np.arange(len(x)), np.arange(len(x))[::-1])
     for count, order in itertools.product({2, 3, ROWS_AT_ONCE}, orders):
         batches = np.split(order, range(count, len(order), count))

@@ -275,7 +275,6 @@ def parity(
 
 
 def _check_independent_rows(runtime: Runtime, x: np.ndarray, theta: np.ndarray) -> None:
-    """Check that each row gives bitwise-identical results alone and in a batch."""
 
     def answers(rows: np.ndarray) -> dict[str, np.ndarray]:
         outputs, densities = runtime.run(rows, theta)

@@ -286,8 +286,6 @@ def average_weights(model: BayesianModel) -> AveragedModel:
         if averages[0].is_floating_point():
             share = (AVERAGING + 1) / (AVERAGING + 1 + int(steps))
             torch._foreach_lerp_(averages, weights, share)
-        else:
-            torch._foreach_copy_(averages, weights)
 
     return AveragedModel(model, multi_avg_fn=torch.no_grad()(update), use_buffers=True)
 

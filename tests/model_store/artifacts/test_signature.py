@@ -219,13 +219,6 @@ def test_keys_rotate_with_several_trusted_keys_in_file_or_folder(signed_store, k
         read_trusted_keys(file, "--key")
 
 
-def test_key_in_model_folder_is_trusted_only_for_that_model(signed_store, key, tmp_path):
-    write_public_keys(tmp_path / "keys" / "n" / "publisher.pub", key)
-    store = ModelStore(signed_store.root, read_trusted_keys(tmp_path / "keys", "--key"))
-    assert store.open("n", "1").files == tiny_files()
-    assert_refused(store, "m", "1", UNTRUSTED)
-
-
 # Commands
 
 
