@@ -61,7 +61,6 @@ def processors(
 
 
 def _cpu_cgroups(cgroups: Path, membership: Path) -> Iterator[Path]:
-    """Yield the cgroups that can limit this process: its own and all their ancestors."""
     yield cgroups
     try:
         lines = membership.read_text().splitlines()
