@@ -123,7 +123,7 @@ def list_worse_metrics(
         if interval[0] > allowed + ROUNDING:
             lines.append(line)
         else:
-            log.info("gate: %s", line.strip())
+            log.info("no clear loss in %s", line.strip())
     return lines
 
 

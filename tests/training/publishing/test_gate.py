@@ -68,7 +68,7 @@ def test_worse_version_is_published_only_with_laxer_gate(fit, tmp_path):
     code, _, message = fit(1, 1e-9, 1.0)
     assert code == 0
     assert "resuming from step" in message
-    assert "gate: test_accuracy: " in message
+    assert "no clear loss in test_accuracy: " in message
     assert (
         "no worse than champion (version 1) in test_accuracy, uniform_noise_flagged_at_05"
         in message
