@@ -39,7 +39,8 @@ class PredictJobOptions(_Common, total=False):
     risk: float
     """Maximum share of wrong labels among answered rows. The other rows have `abstain=True`."""
     groups: Sequence[str]
-    """Group of each row, if the model is calibrated by group. By default, a column of the row."""
+    """Group of each row, if the model is calibrated by group. By default, the row's value in the
+    group's column."""
 
 
 class PredictOptions(PredictJobOptions, total=False):

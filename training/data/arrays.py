@@ -39,7 +39,7 @@ def resolve_path(root: Path, rest: str, field: str = "data.source") -> Path:
             return path
     is_local = root / rest == Path(rest)
     places = "" if is_local else f", which is neither in {root} nor in the current folder"
-    raise InvalidInput(field, "an existing file or folder", f"{rest!r}{places}"[:300])
+    raise InvalidInput(field, "an existing path", f"{rest!r}{places}"[:300])
 
 
 def check_not_workbook(name: str, field: str) -> None:

@@ -99,13 +99,9 @@ def typed_table(
 ) -> pa.Table:
     """Infer the column types of a table. If there is no task, the target is an ordinary column.
 
-    A version's columns keep their number formats.
+    A version's columns keep their number formats, unless the section has others.
     """
-    styles = {
-        column.name: column.written
-        for column in version_columns
-        if isinstance(column, NumericColumn) and column.written is not None
-    }
+    styles = {c.name: c.written for c in version_columns if isinstance(c, NumericColumn)}
     kinds: dict[str, str] = {**section.columns}
     if section.target is not None and task is not None:
         kinds[section.target] = "numeric" if task == "regression" else "categorical"
@@ -119,14 +115,14 @@ def typed_table(
     table = _clear_rows_without_target(table, section.target)
     number_format = NumberFormat()
     if raw.delimiter is not None:
-        plain = table.drop_columns([name for name in styles if name in table.column_names])
-        number_format = _infer_number_format(plain, section, raw.delimiter)
+        number_format = _infer_number_format(table, section, raw.delimiter)
     for i, name in enumerate(table.column_names):
         text, kind = as_text(table.column(i)), kinds.get(name)
         if name in names and text is not None and kind not in ("categorical", "time"):
             column = compute.utf8_trim_whitespace(text)
-            if name in styles:
-                field, cells = name, _parse_cells(name, column, styles[name])
+            style = styles.get(name)
+            if style is not None and _is_compatible(style, section):
+                field, cells = name, _parse_cells(name, column, style)
             else:
                 is_target = name == section.target
                 option = "--task classification" if is_target else f"--column {name}=categorical"
@@ -342,9 +338,17 @@ def _infer_type(
     return name, column
 
 
+def _is_compatible(style: NumberStyle, section: "DataSection") -> bool:
+    decimal, thousands = section.decimal, section.thousands
+    return decimal in (None, style.decimal) and thousands in (None, style.thousands)
+
+
 def _parse_cells(name: str, column: Column, style: NumberStyle) -> Column:
     """Parse numbers in a known format."""
-    numbers = NumberFormat(style).parse(column.unique().drop_null().to_pylist())
+    numbers = {}
+    for text in column.unique().drop_null().to_pylist():
+        with suppress(ValueError):
+            numbers[text] = parse_number(text, style)
     kind = f"numbers such as {number_example(style)!r}"
     check_cells(column.to_pylist(), name, numbers.__contains__, kind, is_required=True)
     return _map_cells(column, numbers)

@@ -135,13 +135,15 @@ def make_table_dataset(
         features = [texts.spec.column]
         kinds |= {texts.spec.column: "text"}
     values, index = _read_target(table, section.target, recipe.task)
-    split_keys = _keys(table, section, values, index)
-    targets = _targets(values, section, split_keys)
     date_formats = {c.name: c.written for c in version_columns if isinstance(c, TimeColumn)}
+
+    def date_format(name: str) -> str | None:
+        return section.date_format or date_formats.get(name)
+
+    split_keys = _keys(table, section, values, index, date_format(section.time or ""))
+    targets = _targets(values, section, split_keys)
     rows = {
-        name: read_column(
-            table, name, kinds.get(name), date_formats.get(name) or section.date_format
-        ).take(index)
+        name: read_column(table, name, kinds.get(name), date_format(name)).take(index)
         for name in features
     }
     if texts is None:
@@ -253,13 +255,17 @@ def _number_groups(
 
 
 def _keys(
-    table: pa.Table, section: "DataSection", values: Numbers | Categories, index: Index
+    table: pa.Table,
+    section: "DataSection",
+    values: Numbers | Categories,
+    index: Index,
+    date_format: str | None,
 ) -> Keys:
     if section.group is not None:
         return Keys(groups=_number_groups(table, section.group, "data.group", index)[1])
     if section.time is not None:
         name = section.time
-        times, _ = find_times(table.column(name), name, section.date_format) or read_column(
+        times, _ = find_times(table.column(name), name, date_format) or read_column(
             table, name, "numeric"
         )
         times = take(times, index)

@@ -10,13 +10,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
-from torch.optim.swa_utils import AveragedModel
 
 from model_store.artifacts.disk import replace_file
 from model_store.errors import DubitoError, InvalidInput
@@ -35,8 +34,8 @@ from training.fitting.steps import (
     VALIDATION_DRAWS,
     KLSchedule,
     Steps,
+    WeightAverage,
     adam,
-    average_weights,
     decay_rates,
 )
 from training.fitting.stopping import (
@@ -115,10 +114,7 @@ class Run:
         self.spread_seed = hash_key(recipe.seed, Stream.VALIDATION_NOISE)
         self.laplace: dict[str, Any] | None = None  # facts for the manifest, after its fit
         self.optimizer = adam(self.model, recipe)
-        is_constant = recipe.training.final_learning_rate == recipe.learning_rate
-        self.average: AveragedModel | None = None
-        if is_constant or isinstance(self.stopping, EarlyStopping):
-            self.average = average_weights(self.model)
+        self.average = WeightAverage(self.model) if recipe.training.early_stopping else None
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # NLL, KL, metric
         # The loss of each step of the epoch, at the full KL weight.
         self.losses = torch.zeros(self.epoch_steps, dtype=torch.float64, device=device)
@@ -249,7 +245,7 @@ class Run:
         self.losses[step % self.epoch_steps] = nll + self.kl.full * kl
         self.sums += result
         if self.average is not None:
-            self.average.update_parameters(self.model)
+            self.average.update(step)
 
     def _end_epoch(self, epoch: int) -> Metrics:
         nll, kl, error = (self.sums / self.epoch_steps).tolist()
@@ -259,8 +255,7 @@ class Run:
                 f"training diverged in epoch {epoch + 1}: lower training.learning_rate "
                 f"(delete {self.checkpoint} to start the fit again)"
             )
-        average = self.average
-        model = self.model if average is None else cast("BayesianModel", average.module)
+        model = self.model if self.average is None else self.average.model()
         likelihood = model.likelihood
         scores, log_likelihood, errors, *wrong, uncertainty = self._validate(model).unbind(1)
         self.uncertainty.append(uncertainty[:MAX_UNCERTAINTY_ROWS].float().cpu())
@@ -336,7 +331,7 @@ class Run:
         content = {
             "model": self.model.state_dict(),
             "best": self.best,
-            "average": None if self.average is None else self.average.state_dict(),
+            "averages": None if self.average is None else self.average.averages,
             "optimizer": self.optimizer.state_dict(),
             "sums": self.sums,
             "losses": self.losses,
@@ -350,9 +345,11 @@ class Run:
         content = read_checkpoint(self.checkpoint, self.device)
         try:
             self.model.load_state_dict(content["model"])
-            if self.average is not None:
-                self.average.load_state_dict(content["average"])
             self.optimizer.load_state_dict(content["optimizer"])
+            if self.average is not None:
+                pairs = zip(self.average.averages, content["averages"], strict=True)
+                for average, saved in pairs:
+                    average.copy_(saved)
             self.sums.copy_(content["sums"])
             self.losses.copy_(content["losses"])
             self.best, self.lowest = content["best"], content["lowest"]

@@ -1,5 +1,6 @@
 """Training steps: augmentation, loss, optimiser and learning rates."""
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,7 +10,6 @@ import torch
 from jaxtyping import Float, Float64, Num
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim.swa_utils import AveragedModel
 
 from model_store.errors import InvalidInput
 from model_store.processes import processors
@@ -22,7 +22,6 @@ from training.seeds import Stream, hash_key
 Inputs = Float[Tensor, "N I"]
 Targets = Num[Tensor, "N"]
 Sums = Float64[Tensor, "3"]
-Tensors = tuple[Tensor, ...] | list[Tensor]
 GRADIENT_NORM = 5.0  # maximum
 ROW_GROUPS = 8  # groups of rows with separate draws, for methods that group rows
 VALIDATION_DRAWS = 20
@@ -33,7 +32,7 @@ WARMUP_CALLS = 3  # before a capture, to allocate memory
 NEGLIGIBLE_MEAN = 1e-30  # moments of Adam below this do not change parameters
 FLUSH_STEPS = 100  # interval of `flush_moments`
 RAMP_STEPS, RAMP_SHARE = 2000, 0.1  # maximum length of the KL ramp, in steps and as a share
-AVERAGING = 8  # averages cover about a ninth of the steps
+AVERAGING = 8  # the last fifth of the steps has 87 % of the weight
 
 
 class Steps:
@@ -272,22 +271,30 @@ def decay_rates(optimizer: torch.optim.Optimizer, decay: float) -> None:
             group["lr"] = rate
 
 
-def average_weights(model: BayesianModel) -> AveragedModel:
-    """Create a copy of a model for the polynomial-decay average of its weights over steps.
+class WeightAverage:
+    """A copy of a model with the polynomial-decay average of its weights over steps.
 
-        average_t = average_(t-1) + (eta + 1) / (eta + t + 1) (weights_t - average_(t-1))
+        average_t = average_(t-1) + (eta + 1) / (eta + t) (weights_t - average_(t-1))
 
     Step s of t has a weight in proportion to about (s / t)^eta (Shamir and Zhang 2013, "Stochastic
-    gradient descent for non-smooth optimization"), with eta = `AVERAGING`. Running statistics of
-    layers are averaged too.
+    gradient descent for non-smooth optimization"), with eta = `AVERAGING`.
     """
 
-    def update(averages: Tensors, weights: Tensors, steps: Tensor | int) -> None:
-        if averages[0].is_floating_point():
-            share = (AVERAGING + 1) / (AVERAGING + 1 + int(steps))
-            torch._foreach_lerp_(averages, weights, share)
+    def __init__(self, model: BayesianModel) -> None:
+        self.source, self.copy = model, copy.deepcopy(model)
+        self.weights = [p.detach() for p in model.parameters() if p.requires_grad]
+        self.averages = [p.detach() for p in self.copy.parameters() if p.requires_grad]
 
-    return AveragedModel(model, multi_avg_fn=torch.no_grad()(update), use_buffers=True)
+    def update(self, step: int) -> None:
+        """Update the averages after a step, counted from 0."""
+        share = (AVERAGING + 1) / (AVERAGING + 1 + step)
+        torch._foreach_lerp_(self.averages, self.weights, share)
+
+    def model(self) -> BayesianModel:
+        """Return the copy, with the current buffers."""
+        for target, buffer in zip(self.copy.buffers(), self.source.buffers(), strict=True):
+            target.copy_(buffer)
+        return self.copy
 
 
 def check_augmentation(section: AugmentationSection | None, shape: Sequence[int]) -> None:

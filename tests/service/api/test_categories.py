@@ -33,9 +33,10 @@ def models_and_client(tmp_path_factory):
 
 
 def publish_with_group_column(store):
-    """Publish `colours`, whose rows consist of their group."""
+    """Publish `colours`, whose group is a column of the rows."""
     manifest = store.manifest("group", "1")
-    columns = [{"kind": "categorical", "name": "colour", "categories": ["green", "red"]}]
+    size = {"kind": "numeric", "name": "size", "mean": 0, "std": 1, "indicator": False}
+    columns = [size, {"kind": "categorical", "name": "colour", "categories": ["red"]}]
     update = {
         "input": manifest.input.model_validate({**manifest.input.model_dump(), "columns": columns})
     }
@@ -127,22 +128,22 @@ def test_answer_matches_decisions_of_the_loaded_model(models_and_client):
 def test_group_is_a_column_of_the_row_unless_groups_are_sent(models_and_client):
     models, client = models_and_client
     colours = ["red", "green", "violet", None, "red"]
-    request = {"model": "colours", "seed": 7, "inputs": [{"colour": c} for c in colours]}
+    request = {"model": "colours", "seed": 7, "inputs": [{"size": 1, "colour": c} for c in colours]}
     answer = client.post("/predict", json=request).json()
     names = [row["category"]["name"] for row in answer["predictions"]]
-    assert names == ["red", "green", None, None, "red"]
+    assert names == ["red", None, None, None, "red"]
     sent = client.post("/predict", json={**request, "groups": ["green"] * 5}).json()
     assert {row["category"]["name"] for row in sent["predictions"]} == {"green"}
-    same = {**request, "groups": [colour or "" for colour in colours]}
+    same = {**request, "groups": ["red", "", "", "", "red"]}
     assert client.post("/predict", json=same).json() == answer
     job = client.post("/predict/jobs", json=request).json()
     wait_until(lambda: client.get(f"/jobs/{job['id']}").json()["state"] == "done")
     arrays = np.load(io.BytesIO(client.get(f"/jobs/{job['id']}/result").content))
-    assert arrays["category"].tolist() == ["red", "green", "", "", "red"]
+    assert arrays["category"].tolist() == ["red", "", "", "", "red"]
     p_values = [row["p_value"] for row in answer["predictions"]]
     assert arrays["p_value"].tolist() == p_values
-    frame = pd.DataFrame({"colour": colours})
-    prediction = predict_frame(models["colours"], frame, ["colour"], None, 7)
+    frame = pd.DataFrame({"size": 1, "colour": colours})
+    prediction = predict_frame(models["colours"], frame, ["size", "colour"], None, 7)
     assert (
         decide_as_served(models["colours"], prediction, None, 0.95).p_values.p_value.tolist()
         == p_values

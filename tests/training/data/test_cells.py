@@ -1,3 +1,5 @@
+from datetime import UTC, datetime
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -87,6 +89,50 @@ def test_version_reads_new_file_in_formats_of_its_training_data(tmp_path):
         "column share: expected numbers such as '1200,5 %'",
         "'half' in row 0",
     )
+
+
+FORMATS = {
+    "accounting": {"value": [f"({i})" if i % 3 == 0 else str(i) for i in range(ROWS)]},
+    "trailing minus": {"value": [f"{i}-" if i % 3 == 0 else str(i) for i in range(ROWS)]},
+    "currency": {"value": [f'"${i},234.50"' for i in range(1, ROWS + 1)]},
+    "percent": {"value": [f"{i}.5%" for i in range(ROWS)]},
+    "duration": {"value": [f"{i}:30:00" for i in range(ROWS)]},
+    "points between thousands": {
+        "price": [f'"1.{100 + i},50"' if i % 2 else f'"{i},50"' for i in range(ROWS)],
+        "width": [f'"2,{100 + i}"' for i in range(ROWS)],
+    },
+    "decimal commas": {"width": [f'"{i},25"' for i in range(ROWS)]},
+}
+
+
+@pytest.mark.parametrize("columns", FORMATS.values(), ids=FORMATS)
+def test_training_file_has_the_same_encoding_with_its_versions_columns(tmp_path, columns):
+    data = read(tmp_path, "csv", {**columns, "label": LABELS})
+    assert [column.kind for column in data.columns] == ["numeric"] * len(columns)
+    again = load(get_recipe("csv:a.csv", target="label"), tmp_path, data.columns)
+    np.testing.assert_array_equal(again.train.x, data.train.x)
+
+
+def test_configured_formats_replace_those_of_a_version(tmp_path):
+    days = [f"{1 + i % 28}/02/2024" for i in range(ROWS)]
+    table = {"price": [f"${i}.50" for i in range(ROWS)], "day": days, "label": LABELS}
+    data = read(tmp_path, "csv", table)
+    write(tmp_path, "csv", {**table, "price": ['"$1,5"'] * ROWS, "day": ["03/04/2024"] * ROWS})
+    options = {"target": "label", "date_format": "%m/%d/%Y", "decimal": ","}
+    x = load(get_recipe("csv:a.csv", **options), tmp_path, data.columns).train.x
+    price, day = data.columns
+    assert x[0, 0] == pytest.approx((1.5 - price.mean) / price.std, abs=1e-5)
+    assert x[0, 1] == pytest.approx((1709510400 - day.mean) / day.std, abs=1e-4)  # 4 March
+
+
+def test_version_reads_the_times_that_split_the_rows(tmp_path):
+    days = [f"{1 + i % 28}/02/2024" for i in range(ROWS)]
+    table = {"age": AGES, "day": days, "label": LABELS}
+    options = {"time": "day", "columns": {"day": "time"}, "target": "label"}
+    data = read(tmp_path, "csv", table, **options)
+    write(tmp_path, "csv", {**table, "day": [f"{1 + i % 12}/02/2024" for i in range(ROWS)]})
+    new = load(get_recipe("csv:a.csv", **options), tmp_path, data.columns)
+    assert {datetime.fromtimestamp(time, UTC).month for time in new.times} == {2}
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])

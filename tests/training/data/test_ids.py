@@ -100,7 +100,7 @@ def test_rows_of_left_out_classes_are_encoded_as_token_ids(tmp_path):
     [
         ({"text": "words"}, "data.text: expected one of the columns"),
         ({"text": "label"}, "data.text: expected a column other than the target"),
-        ({"tokenizer": "none.json"}, "data.tokenizer: expected an existing file"),
+        ({"tokenizer": "none.json"}, "data.tokenizer: expected an existing path"),
         ({"tokenizer": "reviews.csv"}, "data.tokenizer: expected a tokenizer.json of Hugging"),
         ({"max_tokens": 1}, "data.tokenizer: expected more tokens than 1 special tokens, got 1"),
         ({"source": "npz:a.npz", "target": None}, "data.text: expected no value, because `npz`"),

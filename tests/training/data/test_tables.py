@@ -235,7 +235,8 @@ def test_column_with_too_many_categories_is_rejected(tmp_path):
 def test_missing_files_and_unsupported_types_are_rejected(tmp_path):
     for source in ("csv:absent.csv", "parquet:absent.parquet"):
         assert_invalid(
-            lambda source=source: read(tmp_path, source=source), "data.source: expected an existing"
+            lambda source=source: read(tmp_path, source=source),
+            "data.source: expected an existing path",
         )
     assert_invalid(lambda: read(tmp_path, source="csv:."), "data.source: expected a readable")
     table = pa.table({**COLUMNS, "when": pa.array(range(ROWS), pa.duration("s"))})

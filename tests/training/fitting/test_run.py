@@ -24,6 +24,7 @@ from training.fitting.checkpoint import read_checkpoint, write_checkpoint
 from training.fitting.plots import plot_run
 from training.fitting.run import Run, _order
 from training.recipe import load
+from training.sections import NetworkSection
 
 FIT = """
 import sys
@@ -112,17 +113,23 @@ def splits(fits):
     return Splits(Rows(x[160:], y[160:]), *parts)
 
 
-def create_run(folder, splits, seed=0, epochs=3, **training):
+def module(shape, outputs):
+    return torch.nn.Linear(*shape, outputs)
+
+
+def create_run(folder, splits, seed=0, epochs=3, network=None, **training):
     folder.mkdir(exist_ok=True)
     recipe = load(make_recipe(folder, epochs, seed))
-    recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update=training)})
+    training = recipe.training.model_copy(update=training)
+    update = {"training": training, "network": network or recipe.network}
+    recipe = recipe.model_copy(update=update)
     return Run(recipe, splits, splits.train.x.shape[1:], 3, folder, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("final_rate", [1e-4, 1e-2])  # The second is constant: averaged weights.
-def test_every_checkpoint_leads_to_the_same_weights(splits, tmp_path, final_rate):
-    run = create_run(tmp_path / "whole", splits, final_learning_rate=final_rate)
-    assert (run.average is not None) == (final_rate == 1e-2)
+@pytest.mark.parametrize("early_stopping", [False, "refit"])
+def test_every_checkpoint_leads_to_the_same_weights(splits, tmp_path, early_stopping):
+    run = create_run(tmp_path / "whole", splits, early_stopping=early_stopping)
+    assert (run.average is not None) == bool(early_stopping)
     snapshots = []
     thread = threading.Thread(target=run.fit, kwargs={"quiet": True})
     thread.start()
@@ -139,7 +146,7 @@ def test_every_checkpoint_leads_to_the_same_weights(splits, tmp_path, final_rate
         folder = tmp_path / f"from-{i}"
         folder.mkdir()
         (folder / "checkpoint.safetensors").write_bytes(snapshots[i])
-        resumed = create_run(folder, splits, final_learning_rate=final_rate)
+        resumed = create_run(folder, splits, early_stopping=early_stopping)
         assert resumed.resumed
         steps.append(resumed.progress.step)
         state = resumed.fit(quiet=True).state_dict()
@@ -167,6 +174,15 @@ def test_fit_returns_model_of_best_epoch(splits, tmp_path):
     assert 1 <= run.progress.best_epoch <= 3
     for name, tensor in state.items():
         assert torch.equal(tensor, run.best[name])
+
+
+def test_exports_of_a_users_network_are_checked_before_the_fit(splits, tmp_path, monkeypatch):
+    rows = []
+    monkeypatch.setattr("training.fitting.run.check_exports", lambda _, x: rows.append(x))
+    create_run(tmp_path / "own", splits, network=NetworkSection(factory=f"{__name__}:module"))
+    assert len(rows) == 1
+    create_run(tmp_path / "ours", splits)
+    assert len(rows) == 1
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "other format", "other model", "without state"])
@@ -199,7 +215,7 @@ def test_unusable_checkpoint_is_rejected(splits, tmp_path, damage):
     ("options", "message"),
     [
         (["--data", "nonsense"], "error: data.source: expected `digits`, `idx:DIR`, `images:PATH`"),
-        (["--data", "idx:absent"], "error: data.source: expected an existing file or folder"),
+        (["--data", "idx:absent"], "error: data.source: expected an existing path"),
         (["--name", "../a"], "error: command line: name: "),
         (["--seed", "-1"], "error: command line: seed: "),
     ],
