@@ -39,8 +39,7 @@ class PredictJobOptions(_Common, total=False):
     risk: float
     """Maximum share of wrong labels among answered rows. The other rows have `abstain=True`."""
     groups: Sequence[str]
-    """Group of each row, if the model is calibrated by group. By default, the row's value in the
-    group's column."""
+    """Group of each row, if the model is calibrated by group; by default from the row's column."""
 
 
 class PredictOptions(PredictJobOptions, total=False):

@@ -93,10 +93,7 @@ def read_private_key(path: Path, field: str) -> "Ed25519PrivateKey":
 
 
 def read_trusted_keys(path: Path, field: str) -> TrustedKeys:
-    """Read the trusted public keys from a file or from a folder of `.pub` files.
-
-    `field` is the option, for errors.
-    """
+    """Read the trusted public keys from a file or from the files `*.pub` of a folder."""
     files = sorted(path.glob("*.pub")) if path.is_dir() else [path]
     if not files:
         raise InvalidInput(field, "public keys in files *.pub", "a folder without them")

@@ -110,9 +110,8 @@ class PredictRequest(Envelope):
     the level that the version was published with, if any. Classification only"""
 
     groups: Annotated[list[str], Field(fail_fast=True)] | None = None
-    """group of each row, for models calibrated by group; by default the row's value in the
-    group's column, if that is a categorical input. Unknown and missing groups use the calibration
-    of the most cautious group"""
+    """group of each row, for models calibrated by group; by default from the row's column. Unknown
+    and missing groups use the calibration of the most cautious group"""
 
     return_samples: bool = False
     """also return the probabilities, or the mean and standard deviation, of each draw"""

@@ -29,10 +29,7 @@ SPLIT = ("x_train", "y_train", "x_test", "y_test")
 
 
 def resolve_path(root: Path, rest: str, field: str = "data.source") -> Path:
-    """Resolve a path against `root`, or against the current folder if it exists only there.
-
-    Raise InvalidInput if it does not exist.
-    """
+    """Find a path in `root` or else in the current folder. Raise InvalidInput if it is absent."""
     check_not_workbook(rest, field)
     for path in (root / rest, Path(rest)):
         if path.exists():

@@ -101,7 +101,9 @@ def typed_table(
 
     A version's columns keep their number formats, unless the section has others.
     """
-    styles = {c.name: c.written for c in version_columns if isinstance(c, NumericColumn)}
+    styles: dict[str, NumberStyle | None] = {}
+    if section.decimal is None and section.thousands is None:
+        styles = {c.name: c.written for c in version_columns if isinstance(c, NumericColumn)}
     kinds: dict[str, str] = {**section.columns}
     if section.target is not None and task is not None:
         kinds[section.target] = "numeric" if task == "regression" else "categorical"
@@ -121,7 +123,7 @@ def typed_table(
         if name in names and text is not None and kind not in ("categorical", "time"):
             column = compute.utf8_trim_whitespace(text)
             style = styles.get(name)
-            if style is not None and _is_compatible(style, section):
+            if style is not None:
                 field, cells = name, _parse_cells(name, column, style)
             else:
                 is_target = name == section.target
@@ -338,13 +340,7 @@ def _infer_type(
     return name, column
 
 
-def _is_compatible(style: NumberStyle, section: "DataSection") -> bool:
-    decimal, thousands = section.decimal, section.thousands
-    return decimal in (None, style.decimal) and thousands in (None, style.thousands)
-
-
 def _parse_cells(name: str, column: Column, style: NumberStyle) -> Column:
-    """Parse numbers in a known format."""
     numbers = {}
     for text in column.unique().drop_null().to_pylist():
         with suppress(ValueError):

@@ -135,15 +135,13 @@ def make_table_dataset(
         features = [texts.spec.column]
         kinds |= {texts.spec.column: "text"}
     values, index = _read_target(table, section.target, recipe.task)
-    date_formats = {c.name: c.written for c in version_columns if isinstance(c, TimeColumn)}
-
-    def date_format(name: str) -> str | None:
-        return section.date_format or date_formats.get(name)
-
-    split_keys = _keys(table, section, values, index, date_format(section.time or ""))
+    formats = dict.fromkeys(table.column_names, section.date_format)
+    if section.date_format is None:
+        formats |= {c.name: c.written for c in version_columns if isinstance(c, TimeColumn)}
+    split_keys = _keys(table, section, values, index, formats)
     targets = _targets(values, section, split_keys)
     rows = {
-        name: read_column(table, name, kinds.get(name), date_format(name)).take(index)
+        name: read_column(table, name, kinds.get(name), formats[name]).take(index)
         for name in features
     }
     if texts is None:
@@ -259,13 +257,13 @@ def _keys(
     section: "DataSection",
     values: Numbers | Categories,
     index: Index,
-    date_format: str | None,
+    date_formats: Mapping[str, str | None],
 ) -> Keys:
     if section.group is not None:
         return Keys(groups=_number_groups(table, section.group, "data.group", index)[1])
     if section.time is not None:
         name = section.time
-        times, _ = find_times(table.column(name), name, date_format) or read_column(
+        times, _ = find_times(table.column(name), name, date_formats[name]) or read_column(
             table, name, "numeric"
         )
         times = take(times, index)

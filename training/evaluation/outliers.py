@@ -61,8 +61,7 @@ class OutlierSource:
         match = re.fullmatch(r"([^=]+)=(images|npz|csv|parquet):(.+)", text)
         if match is None or re.fullmatch(NAME_PATTERN, match[1]) is None:
             raise InvalidInput(OPTION, EXPECTED, repr(text)[:200])
-        path = resolve_path(root, match[3], OPTION)
-        return cls(match[1], match[2], path)
+        return cls(match[1], match[2], resolve_path(root, match[3], OPTION))
 
     def rows(
         self, spec: InputSpec, max_rows: int, seed: int, encoder: "TextEncoder | None" = None

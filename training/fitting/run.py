@@ -347,9 +347,7 @@ class Run:
             self.model.load_state_dict(content["model"])
             self.optimizer.load_state_dict(content["optimizer"])
             if self.average is not None:
-                pairs = zip(self.average.averages, content["averages"], strict=True)
-                for average, saved in pairs:
-                    average.copy_(saved)
+                torch._foreach_copy_(self.average.averages, content["averages"])
             self.sums.copy_(content["sums"])
             self.losses.copy_(content["losses"])
             self.best, self.lowest = content["best"], content["lowest"]
