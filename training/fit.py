@@ -229,8 +229,8 @@ class _FitSteps:
         Returns the model and the changes to its provenance.
         """
         settings, epochs = self.recipe.training, run.progress.best_epoch
-        rate = self.recipe.learning_rate
-        changes = {"epochs": epochs, "choose": "last", "final_learning_rate": rate}
+        changes = {"early_stopping": False, "epochs": epochs, "choose": "last"}
+        changes["final_learning_rate"] = self.recipe.learning_rate
         recipe = self.recipe.model_copy(update={"training": settings.model_copy(update=changes)})
         rows = join(splits.train, splits.validation)
         folder = self.folder / REFIT

@@ -122,8 +122,6 @@ def test_refit_uses_best_epoch_count_and_includes_validation_rows(tmp_path):
     refit_recipe = recipe_with(
         **options, training=training, data={"validation": 1}, serving={"temperature": False}
     )
-    averaging = refit_recipe.training.model_copy(update={"early_stopping": "refit"})
-    refit_recipe = refit_recipe.model_copy(update={"training": averaging})
     rows = first.splits
     updated = replace(data, train=join(rows.train, rows.validation))
     parts = Splits(updated.train, *(getattr(rows, name) for name in list(vars(rows))[1:]))

@@ -30,14 +30,7 @@ from training.fitting.checkpoint import read_checkpoint, write_checkpoint
 from training.fitting.convergence import convergence
 from training.fitting.laplace import fit_laplace
 from training.fitting.plots import plot_run
-from training.fitting.steps import (
-    VALIDATION_DRAWS,
-    KLSchedule,
-    Steps,
-    WeightAverage,
-    adam,
-    decay_rates,
-)
+from training.fitting.steps import VALIDATION_DRAWS, KLSchedule, Steps, adam, decay_rates
 from training.fitting.stopping import (
     EarlyStopping,
     Metrics,
@@ -114,7 +107,6 @@ class Run:
         self.spread_seed = hash_key(recipe.seed, Stream.VALIDATION_NOISE)
         self.laplace: dict[str, Any] | None = None  # facts for the manifest, after its fit
         self.optimizer = adam(self.model, recipe)
-        self.average = WeightAverage(self.model) if recipe.training.early_stopping else None
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # NLL, KL, metric
         # The loss of each step of the epoch, at the full KL weight.
         self.losses = torch.zeros(self.epoch_steps, dtype=torch.float64, device=device)
@@ -244,8 +236,6 @@ class Run:
         nll, kl, _ = result.float()
         self.losses[step % self.epoch_steps] = nll + self.kl.full * kl
         self.sums += result
-        if self.average is not None:
-            self.average.update(step)
 
     def _end_epoch(self, epoch: int) -> Metrics:
         nll, kl, error = (self.sums / self.epoch_steps).tolist()
@@ -255,9 +245,8 @@ class Run:
                 f"training diverged in epoch {epoch + 1}: lower training.learning_rate "
                 f"(delete {self.checkpoint} to start the fit again)"
             )
-        model = self.model if self.average is None else self.average.model()
-        likelihood = model.likelihood
-        scores, log_likelihood, errors, *wrong, uncertainty = self._validate(model).unbind(1)
+        likelihood = self.model.likelihood
+        scores, log_likelihood, errors, *wrong, uncertainty = self._validate().unbind(1)
         self.uncertainty.append(uncertainty[:MAX_UNCERTAINTY_ROWS].float().cpu())
         stopping = add_wrong_row(log_likelihood, *wrong) if wrong else log_likelihood.mean()
         metrics = {
@@ -275,13 +264,13 @@ class Run:
         }
         if isinstance(self.stopping, EarlyStopping):
             metrics["stopping_log_likelihood"] = stopping.item()
-        log_std = mean_log_std(model, self.spread_seed)
+        log_std = mean_log_std(self.model, self.spread_seed)
         if log_std is not None:
             metrics["log_std"] = log_std
         history = self.progress.history
         history.append(metrics)
         if self._is_best(epoch, scores, stopping):
-            self.best = copy.deepcopy(model.state_dict())
+            self.best = copy.deepcopy(self.model.state_dict())
             self.progress.best_epoch = epoch + 1
         is_last = epoch + 1 == self.epochs
         if is_last or time.monotonic() - self.written > WRITE_INTERVAL_S:
@@ -290,25 +279,25 @@ class Run:
             self.written = time.monotonic()
         return metrics
 
-    def _validate(self, model: BayesianModel) -> Float64[Tensor, "N S"]:
-        likelihood = model.likelihood
+    def _validate(self) -> Float64[Tensor, "N S"]:
+        likelihood = self.model.likelihood
         # All draws are equal before the Laplace approximation.
         is_fixed = isinstance(self.recipe.posterior, Laplace) and self.laplace is None
         draws = 1 if is_fixed else VALIDATION_DRAWS
         key = (self.recipe.seed, Stream.VALIDATION_NOISE)
-        eps = noise(model.posterior, draws, *key, device=self.device)
-        model.eval()
+        eps = noise(self.model.posterior, draws, *key, device=self.device)
+        self.model.eval()
         rows = max_rows_for(likelihood, len(eps))
         batches = zip(*(tensor.split(rows) for tensor in self.validation), strict=True)
-        parts = [likelihood.validation(model.predict(x, eps), y) for x, y in batches]
-        model.train()
+        parts = [likelihood.validation(self.model.predict(x, eps), y) for x, y in batches]
+        self.model.train()
         return torch.cat(parts)
 
     def validation_log_likelihood(self) -> float:
         """Compute the best model's mean validation log-likelihood, in nats."""
         if self.laplace is None:
             return self.progress.history[self.progress.best_epoch - 1]["validation_log_likelihood"]
-        return self._validate(self.model)[:, 1].mean().item()
+        return self._validate()[:, 1].mean().item()
 
     def _is_best(self, epoch: int, validation_scores: Tensor, stopping: Tensor) -> bool:
         if self.recipe.choose == "last":
@@ -331,7 +320,6 @@ class Run:
         content = {
             "model": self.model.state_dict(),
             "best": self.best,
-            "averages": None if self.average is None else self.average.averages,
             "optimizer": self.optimizer.state_dict(),
             "sums": self.sums,
             "losses": self.losses,
@@ -346,8 +334,6 @@ class Run:
         try:
             self.model.load_state_dict(content["model"])
             self.optimizer.load_state_dict(content["optimizer"])
-            if self.average is not None:
-                torch._foreach_copy_(self.average.averages, content["averages"])
             self.sums.copy_(content["sums"])
             self.losses.copy_(content["losses"])
             self.best, self.lowest = content["best"], content["lowest"]

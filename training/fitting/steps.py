@@ -1,6 +1,5 @@
 """Training steps: augmentation, loss, optimiser and learning rates."""
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,7 +31,6 @@ WARMUP_CALLS = 3  # before a capture, to allocate memory
 NEGLIGIBLE_MEAN = 1e-30  # moments of Adam below this do not change parameters
 FLUSH_STEPS = 100  # interval of `flush_moments`
 RAMP_STEPS, RAMP_SHARE = 2000, 0.1  # maximum length of the KL ramp, in steps and as a share
-AVERAGING = 8  # the last fifth of the steps has 87 % of the weight
 
 
 class Steps:
@@ -269,32 +267,6 @@ def decay_rates(optimizer: torch.optim.Optimizer, decay: float) -> None:
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
-
-
-class WeightAverage:
-    """A copy of a model with the polynomial-decay average of its weights over steps.
-
-        average_t = average_(t-1) + (eta + 1) / (eta + t) (weights_t - average_(t-1))
-
-    Step s of t has a weight in proportion to about (s / t)^eta (Shamir and Zhang 2013, "Stochastic
-    gradient descent for non-smooth optimization"), with eta = `AVERAGING`.
-    """
-
-    def __init__(self, model: BayesianModel) -> None:
-        self.source, self.copy = model, copy.deepcopy(model)
-        self.weights = [p.detach() for p in model.parameters() if p.requires_grad]
-        self.averages = [p.detach() for p in self.copy.parameters() if p.requires_grad]
-
-    def update(self, step: int) -> None:
-        """Update the averages after a step, counted from 0."""
-        share = (AVERAGING + 1) / (AVERAGING + 1 + step)
-        torch._foreach_lerp_(self.averages, self.weights, share)
-
-    def model(self) -> BayesianModel:
-        """Return the copy, with the current buffers."""
-        for target, buffer in zip(self.copy.buffers(), self.source.buffers(), strict=True):
-            target.copy_(buffer)
-        return self.copy
 
 
 def check_augmentation(section: AugmentationSection | None, shape: Sequence[int]) -> None:

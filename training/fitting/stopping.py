@@ -2,7 +2,7 @@
 
 * `FixedEpochs`: a fixed number of epochs, over which the rates decay.
 * `EarlyStopping`: ends `patience` epochs after the best held-out likelihood (Prechelt 1998). The
-  rates are constant. The likelihood is computed with averaged weights (`WeightAverage`).
+  rates are constant.
 * `Plateau`: constant rates until the curves have levelled off over `patience` epochs. The rates
   then decay over half as many epochs as before.
 """

@@ -1,5 +1,3 @@
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -8,15 +6,7 @@ from torch.nn import functional
 from experiments.certify.exact import METHODS, recipe
 from tests.support.recipes import recipe_with
 from training.bayes.posterior import noise
-from training.fitting.steps import (
-    AVERAGING,
-    FLUSH_STEPS,
-    KLSchedule,
-    Steps,
-    WeightAverage,
-    adam,
-    flush_moments,
-)
+from training.fitting.steps import FLUSH_STEPS, KLSchedule, Steps, adam, flush_moments
 from training.model import build
 
 STEPS = 1500  # .9**n is denormal from about n = 830
@@ -42,32 +32,6 @@ def test_flushing_moments_removes_denormals_and_does_not_affect_the_fit() -> Non
     assert not ((means != 0) & (means.abs() < tiny)).any()
     assert means[-1] != 0
     assert torch.equal(expected, weights)
-
-
-def test_averages_match_the_weighted_sum_over_steps_and_buffers_are_copied():
-    model = build(recipe_with(method="mle", network={"hidden": [3]}), (5,), 3)
-    model.register_buffer("mask", torch.full((2,), -math.inf))
-    model.register_buffer("count", torch.zeros((), dtype=torch.int64))
-    average, history = WeightAverage(model), []
-    for step in range(40):
-        for parameter in model.parameters():
-            parameter.data.normal_(generator=torch.Generator().manual_seed(step))
-        model.count.fill_(step)
-        history.append([parameter.detach().clone() for parameter in model.parameters()])
-        average.update(step)
-    shares = [(AVERAGING + 1) / (AVERAGING + 1 + step) for step in range(40)]
-    coefficients = torch.tensor(
-        [
-            share * math.prod(1 - later for later in shares[i + 1 :])
-            for i, share in enumerate(shares)
-        ]
-    )
-    result = average.model()
-    for actual, *values in zip(result.parameters(), *history, strict=True):
-        expected = torch.tensordot(coefficients, torch.stack(values), 1)
-        torch.testing.assert_close(actual.detach(), expected, rtol=1e-4, atol=1e-5)
-    assert torch.equal(result.mask, model.mask)
-    assert result.count == 39
 
 
 def first_step(model, settings, x):
