@@ -46,6 +46,8 @@ def content_with(**changes: Any) -> dict[str, Any]:
     }
     score = "epistemic_std" if content.get("task") == "regression" else "entropy"
     has_ids = merged["data"].get("vocabulary") or merged["data"].get("text")
+    if content["method"] == SMALL["method"]:  # fewer nodes to export
+        merged["posterior"] = {"couplings": 1, "hidden": 8, **merged["posterior"]}
     small = {} if has_ids else {"combined": [score, "residual"]}
     if has_ids and "network" not in changes:
         content["network"] = {"factory": "nets:network"}

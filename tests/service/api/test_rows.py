@@ -38,7 +38,7 @@ def client(tmp_path_factory, fits):
             )
     schedule = {"epochs": 15, "learning_rate": 1e-2, "batch_rows": 16}
     settings = {
-        "posterior": {"couplings": 1, "hidden": 8},
+        "method": "dropout",
         "training": schedule,
         "serving": {"draws": 10},
     }

@@ -138,7 +138,7 @@ def test_recalibrated_version_allows_warm_start_but_not_pruning(folder, tmp_path
     [
         (["absent", "--data", "npz:bright.npz"], "model: expected one of"),
         (["digits:9", "--data", "npz:bright.npz"], "version: expected one of"),
-        (["digits:1", "--data", "npz:absent.npz"], "data.source: expected a readable npz file"),
+        (["digits:1", "--data", "npz:absent.npz"], "data.source: expected an existing path"),
         (
             ["digits:1", "--data", "digits"],
             "rows that digits version 1 was not fitted on, got the data",
