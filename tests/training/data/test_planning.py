@@ -46,6 +46,12 @@ COLUMNS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def skip_split_warnings(monkeypatch):
+    """Skip the comparison of splits, which takes most of the time (see `test_reading`)."""
+    monkeypatch.setattr("training.data.findings.split_warnings", lambda *_: [])
+
+
 def write(folder, **changes):
     columns = {name: cells for name, cells in (COLUMNS | changes).items() if cells is not None}
     with (folder / "things.csv").open("w", newline="") as file:
