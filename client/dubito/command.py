@@ -213,7 +213,10 @@ def call_service(function: str, options: argparse.Namespace) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (DubitoError, OSError, UnicodeDecodeError, BadZipFile) as error:
-        print(f"dubito: {error}", file=sys.stderr)
+        message = str(error)
+        if isinstance(error, OSError) and error.filename is not None:
+            message = f"{error.filename}: {error.strerror}"
+        print(f"dubito: {message}", file=sys.stderr)
         return 1
     except _Terminated:
         return 128 + signal.SIGTERM

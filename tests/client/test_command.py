@@ -372,7 +372,8 @@ def test_errors_print_one_line_and_set_the_exit_code(run, monkeypatch, digits_ro
     status, out, err = run("predict", "rows.npy")
     assert (status, out) == (1, "")
     assert re.fullmatch(r"dubito: inputs: expected .*, got shape \(2, 63\)\n", err)
-    assert run("predict", "absent.npy")[0] == 1
+    absent = "dubito: absent.npy: No such file or directory\n"
+    assert run("predict", "absent.npy") == (1, "", absent)
     for suffix in ("npy", "jsonl", "json"):
         Path(f"bad.{suffix}").write_text("{")
         status, _, err = run("predict", f"bad.{suffix}")
