@@ -102,7 +102,7 @@ def resolve_priors(envelope: Envelope, model: Model) -> tuple[float, ...] | None
 def resolve_groups(
     envelope: PredictRequest, rows: int, model: Model
 ) -> Int64[np.ndarray, "N"] | None:
-    """Return the index of each row's group in the request, or None if it has no groups."""
+    """Return the group index of each row, or None for a request without `groups`."""
     spec = model.manifest.categories
     if envelope.groups is None:
         return None

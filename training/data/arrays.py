@@ -29,7 +29,7 @@ SPLIT = ("x_train", "y_train", "x_test", "y_test")
 
 
 def resolve_path(root: Path, rest: str, field: str = "data.source") -> Path:
-    """Find a path in `root` or else in the current folder. Raise InvalidInput if it is absent."""
+    """Find a path in `root`, or in the current folder. Raise InvalidInput if neither has it."""
     check_not_workbook(rest, field)
     for path in (root / rest, Path(rest)):
         if path.exists():

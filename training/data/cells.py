@@ -97,7 +97,7 @@ def read_raw(kind: str, path: Path, section: "DataSection") -> RawTable:
 def typed_table(
     raw: RawTable, task: str | None, section: "DataSection", version_columns: Columns = ()
 ) -> pa.Table:
-    """Infer the column types of a table. If there is no task, the target is an ordinary column.
+    """Infer the column types of a table. Without a task, the target is an ordinary column.
 
     A version's columns keep their number formats, unless the section has others.
     """
