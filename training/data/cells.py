@@ -345,8 +345,8 @@ def _parse_cells(name: str, column: Column, style: NumberStyle) -> Column:
     for text in column.unique().drop_null().to_pylist():
         with suppress(ValueError):
             numbers[text] = parse_number(text, style)
-    kind = f"numbers such as {number_example(style)!r}"
-    check_cells(column.to_pylist(), name, numbers.__contains__, kind, is_required=True)
+    kind, cells = f"numbers such as {number_example(style)!r}", column.to_pylist()
+    check_cells(cells, name, numbers.__contains__, kind, is_required=True, is_fixed=True)
     return _map_cells(column, numbers)
 
 

@@ -238,10 +238,11 @@ def check_cells(
     kind: str,
     *,
     is_required: bool = False,
+    is_fixed: bool = False,
 ) -> None:
     """Raise InvalidInput if most values are valid but some are not.
 
-    If `is_required`, all values must be valid.
+    If `is_required`, all values must be valid. If `is_fixed`, the error suggests no other kind.
     """
     present = sum(text is not None for text in texts)
     cells = [
@@ -256,7 +257,7 @@ def check_cells(
     if len(cells) > MAX_SHOWN_CELLS:
         received += f" and {len(cells) - MAX_SHOWN_CELLS} more"
     expected, valid = kind, present - len(cells)
-    if valid:
+    if valid and not is_fixed:
         texts_to_clear = list(dict.fromkeys(text.strip()[:MAX_SHOWN] for _, text in shown))
         missing = json.dumps(texts_to_clear, ensure_ascii=False)
         expected += (

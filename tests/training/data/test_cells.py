@@ -86,8 +86,7 @@ def test_version_reads_new_file_in_formats_of_its_training_data(tmp_path):
     write(tmp_path, "csv", {**new, "share": ["half", *quoted[1:]]})
     assert_invalid(
         lambda: load(get_recipe("csv:a.csv", target="label"), tmp_path, data.columns),
-        "column share: expected numbers such as '1200,5 %'",
-        "'half' in row 0",
+        "column share: expected numbers such as '1200,5 %', got 'half' in row 0",
     )
 
 
